@@ -107,12 +107,12 @@ def plain(value: object) -> object:
 
 def killing(task: parallel.ShardTask) -> tuple:
     """Write a shard; the first time that one in the middle is to be written, be killed instead."""
-    marker = task.workplace.directory / "killed"
+    marker = task.attempts.parent / "killed"
     done = do_task(task) if task.number != 2 or marker.exists() else None
     if not marker.exists() and task.number == 2:
         marker.touch()
-        (task.workplace.attempts / "2-killed").mkdir()
-        (task.workplace.attempts / "2-killed" / "half").write_bytes(b"half")
+        (task.attempts / "2-killed").mkdir()
+        (task.attempts / "2-killed" / "half").write_bytes(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
     return done
 
@@ -120,7 +120,7 @@ def killing(task: parallel.ShardTask) -> tuple:
 def stopping(task: parallel.ShardTask) -> tuple:
     """Write a shard, or answer no more: as a rank whose node is lost."""
     if task.number == 2:
-        (task.workplace.directory / "stopped").touch()
+        (task.attempts.parent / "stopped").touch()
         os.kill(os.getpid(), signal.SIGSTOP)
     return do_task(task)
 

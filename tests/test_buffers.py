@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import UsageError
 from dsprep.writing.buffers import (
-    BufferSize,
     decide,
     edges_by_bytes,
     parse_buffer,
@@ -34,10 +33,10 @@ def stripe(nbytes=MIB, matters=True):
 
 
 def test_parsing():
-    assert parse_buffer("128") == BufferSize(samples=128)
-    assert parse_buffer("256MiB") == BufferSize(nbytes=256 * MIB)
-    assert parse_buffer("100B") == BufferSize(nbytes=100)
-    assert parse_buffer(" AUTO ") == BufferSize()
+    assert parse_buffer("128") == (128, None)
+    assert parse_buffer("256MiB") == (None, 256 * MIB)
+    assert parse_buffer("100B") == (None, 100)
+    assert parse_buffer(" AUTO ") == (None, None)
     for text in ("", "0", "-1", "1.5", "many", "0MiB", "1XB", "9" * 30, "²"):
         with pytest.raises(UsageError):
             parse_buffer(text)
@@ -81,7 +80,7 @@ def test_decisions(given, expected):
 
 @given(st.integers(1, 10**6), st.integers(1, 10**5))
 def test_equal_groups_are_as_many_as_full_ones(samples, fit):
-    found = decide(samples, 10, BufferSize(nbytes=10 * fit), stripe(), GIB).samples
+    found = decide(samples, 10, (None, 10 * fit), stripe(), GIB).samples
     groups = -(-samples // min(fit, samples))
     assert found <= fit
     assert -(-samples // found) == groups
@@ -90,9 +89,9 @@ def test_equal_groups_are_as_many_as_full_ones(samples, fit):
 
 def test_ragged_samples_have_a_limit():
     sizes = np.array([100, 300, 200, 200])
-    found = decide(4, sizes, BufferSize(nbytes=450), stripe(), GIB)
+    found = decide(4, sizes, (None, 450), stripe(), GIB)
     assert (found.samples, found.group_nbytes, found.limit_nbytes) == (2, 400, 450)
-    assert decide(4, sizes, BufferSize(samples=2), stripe(), GIB).limit_nbytes is None
+    assert decide(4, sizes, (2, None), stripe(), GIB).limit_nbytes is None
 
 
 def by_hand(sizes, limit):
@@ -143,7 +142,7 @@ def test_warnings():
 def test_the_largest_of_even_groups_keeps_within_the_limit():
     schema = Schema((Field("x", np.dtype("u1"), (None,)), Field("y", np.dtype("<i8"))))
     sizes = np.random.default_rng(0).integers(0, 200, 10_000)
-    choice = decide(len(sizes), sizes + 8, BufferSize(nbytes=10_000), stripe(), 1 << 40)
+    choice = decide(len(sizes), sizes + 8, (None, 10_000), stripe(), 1 << 40)
     found = within(choice, 10_000, schema, {"x": sizes})
     assert choice.samples // 4 < found.samples < choice.samples
     groups = np.add.reduceat(sizes, np.arange(0, len(sizes), found.samples))
@@ -153,5 +152,5 @@ def test_the_largest_of_even_groups_keeps_within_the_limit():
     sizes[77] = 9_900  # small groups would be padded as this one
     kept = within(choice, 10_000, schema, {"x": sizes})
     assert kept == choice
-    none = decide(0, sizes[:0], BufferSize(nbytes=10_000), stripe(), 1 << 40)
+    none = decide(0, sizes[:0], (None, 10_000), stripe(), 1 << 40)
     assert within(none, 10_000, schema, {"x": sizes[:0]}) == none

@@ -27,7 +27,6 @@ from dsprep.errors import UsageError
 from dsprep.source import dataset
 from dsprep.synth import names as synth_names
 from dsprep.synth import synth as synthesise
-from dsprep.writing import transfer
 
 FORMATS = sorted(SUFFIX)
 
@@ -90,20 +89,6 @@ def test_errors_name_options_as_they_are_given(text, in_python):
     error = pickle.loads(pickle.dumps(UsageError("wrong", fix=text)))
     assert str(error) == f"wrong; {in_python}"
     assert error.args[0] == f"wrong; {text}"
-
-
-def test_convert_verifies_what_was_cast_and_chosen(train, tmp_path, monkeypatch):
-    words = ("--cast", "x=float16", "--samples", "10:90", "--verify")
-    right = transfer.apply_casts
-
-    def wrong(batch, casts, start):
-        cast = right(batch, casts, start)
-        cast["x"][-1, 1, 2] += 1
-        return cast
-
-    monkeypatch.setattr(transfer, "apply_casts", wrong)
-    done = cli("convert", train, tmp_path / "wrong.h5", *words, code=1)
-    assert "different: sample 79, field x, element [1, 2]: " in done.out
 
 
 # --- mistakes --------------------------------------------------------------------------------

@@ -5,12 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import typer
-
 from dsprep.cli import options as opt
 from dsprep.cli.report import (
-    Verbosity,
-    current_verbosity,
     fail,
     files_written,
     note,
@@ -23,7 +19,6 @@ from dsprep.cli.report import (
     scratch_rows,
 )
 from dsprep.cli.usage import HDF5_ZARR, LMDB, TFRECORD
-from dsprep.cli.verify import report_verdict, verdict_json
 from dsprep.storage.paths import as_path
 
 if TYPE_CHECKING:
@@ -72,7 +67,6 @@ def convert(
         "N", "Target: samples per shard file; 0: one file per chunk.", panel=HDF5_ZARR, min=0
     ),
     dry_run: opt.DryRun = False,
-    check: bool = opt.switch("Compare the result with the source, as cast.", "--verify"),
     json: opt.Json = False,
 ) -> None:
     """Convert a dataset between HDF5, LMDB, TFRecord and Zarr.
@@ -81,7 +75,7 @@ def convert(
     command again to continue it.
     """
     from dsprep.core.schema import parse_dtype
-    from dsprep.verbs.convert import ConvertOptions, plan_job, verify_job
+    from dsprep.verbs.convert import ConvertOptions, plan_job
     from dsprep.writing.job import admit
     from dsprep.writing.plan import stop_of
     from dsprep.writing.run import check_targets, run_job
@@ -113,21 +107,12 @@ def convert(
         with progress_bar("convert", job.samples, job.payload, not json) as update:
             report = run_job(job, run, update)
         files_written(job)
-        if not json:
-            for line in report.notes[len(announced) :]:
-                note(line)
-            print_done(report_rows(report))
-        verdict = None
-        if check:
-            with progress_bar("verify", job.samples, job.payload, not json) as update:
-                verdict = verify_job(job, run, update)
         if json:
-            proof = {} if verdict is None else {"verify": verdict_json(verdict)}
-            print_json({**vars(report), "rate": report.copied / max(report.seconds, 1e-9), **proof})
-        elif verdict is not None and (not verdict.same or current_verbosity() > Verbosity.quiet):
-            report_verdict(verdict)
-        if verdict is not None and not verdict.same:
-            raise typer.Exit(1)
+            print_json({**vars(report), "rate": report.copied / max(report.seconds, 1e-9)})
+            return
+        for line in report.notes[len(announced) :]:
+            note(line)
+        print_done(report_rows(report))
 
 
 def _pairs(option: str, texts: list[str]) -> dict[str, str]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-
-import typer
 
 from dsprep.cli import options as opt
 from dsprep.cli.report import (
     Verbosity,
     current_verbosity,
-    fail,
     files_written,
     note,
     print_done,
@@ -23,15 +20,11 @@ from dsprep.cli.report import (
     say,
     scratch_rows,
 )
-from dsprep.cli.usage import HDF5_ZARR
-from dsprep.cli.verify import report_verdict, verdict_json
 from dsprep.storage.paths import as_path
 
 if TYPE_CHECKING:
-    from dsprep.formats.base import Source
     from dsprep.formats.options import OpenOptions
     from dsprep.verbs.repack import RepackOptions, RepackPlan, RepackReport
-    from dsprep.verbs.verify import Verdict
     from dsprep.writing.job import Job, RunOptions
     from dsprep.writing.stripes import Stripe
 
@@ -66,9 +59,6 @@ def repack(
     ),
     stripe_size: str | None = opt.value(
         "SIZE", "Groups begin at its multiples; detected by default.", panel=opt.WRITING
-    ),
-    zipped: bool = opt.switch(
-        "Target: one ZIP store of Zarr, one read per group.", "--zip", panel=HDF5_ZARR
     ),
     shuffle: int | None = opt.value(
         "SEED", "Shuffle all samples by this seed.", panel=ORDER, min=0
@@ -105,7 +95,6 @@ def repack(
         "--measure/--no-measure",
         default=True,
     ),
-    check: bool = opt.switch("Compare the outputs with the source.", "--verify"),
     json: opt.Json = False,
 ) -> None:
     """Rewrite a dataset so that one read fetches a whole group of samples.
@@ -118,7 +107,6 @@ def repack(
     from dsprep.writing.run import check_targets
 
     sources, target = opt.sources_and_target("repack", paths, run.overwrite)
-    writing.to, target = _target(target, writing.to, zipped)
     options = RepackOptions(
         buffer_size=buffer_size,
         stripe_size=stripe_size,
@@ -144,7 +132,6 @@ def repack(
             return
         with _progress_of_all(plan, not json) as progress:
             report = run_repack(plan, run, measure=measure, progress=progress)
-        verdicts = _verified(source, report, run, not json) if check else {}
     for part in plan.parts:
         files_written(part)
     if json:
@@ -154,51 +141,14 @@ def repack(
                 "reports": [vars(r) for _, r in report.parts],
                 "break_even": report.break_even and vars(report.break_even),
                 "unmeasured": report.unmeasured or None,
-                **({"verify": {n: verdict_json(v) for n, v in verdicts.items()}} if check else {}),
             }
         )
     else:
-        _say_report(report, verdicts)
-    if not all(verdict.same for verdict in verdicts.values()):
-        raise typer.Exit(1)
-
-
-def _say_report(report: RepackReport, verdicts: Mapping[str, Verdict]) -> None:
-    """Print what was done, and whether the outputs have the samples of the source."""
-    for line in dict.fromkeys(line for _, done in report.parts for line in done.notes):
-        note(line)
-    if report.unmeasured:
-        note(f"when the rewrite pays off was not measured: {report.unmeasured}")
-    _print_report(report)
-    for target, verdict in verdicts.items():
-        if len(verdicts) > 1:
-            say(target)
-        report_verdict(verdict)
-
-
-def _verified(
-    source: Source, report: RepackReport, run: RunOptions, show: bool
-) -> dict[str, Verdict]:
-    """Compare each output with its samples in the source; `Verdict` by the name of the output."""
-    from dsprep.source.dataset import open_dataset
-    from dsprep.verbs.verify import match_order, verify
-    from dsprep.writing.job import count_workers
-
-    verdicts = {}
-    for part, done in report.parts:
-        with open_dataset(done.target, marked=True) as made:
-            left, right, _ = match_order(source, made)
-            payload = left.schema.fixed_nbytes * len(left)
-            with progress_bar("verify", len(left), payload, show) as update:
-                verdicts[str(done.target)] = verify(
-                    left,
-                    right,
-                    workers=count_workers(part, run.workers, None),
-                    memory=run.memory,
-                    progress=update,
-                    executor=run.executor,
-                )
-    return verdicts
+        for line in dict.fromkeys(line for _, done in report.parts for line in done.notes):
+            note(line)
+        if report.unmeasured:
+            note(f"when the rewrite pays off was not measured: {report.unmeasured}")
+        _print_report(report)
 
 
 @contextmanager
@@ -231,20 +181,6 @@ def _notes(plan: RepackPlan) -> list[str]:
     return [*dict.fromkeys(s for p in plan.parts for s in (*p.source.notes, *p.losses))]
 
 
-def _target(target: str, to: str | None, zipped: bool) -> tuple[str | None, str]:
-    """Return the format and the output that are meant."""
-    from dsprep import formats
-
-    named = formats.by_suffix(as_path(target))
-    if zipped:
-        packed = next(f for f in map(formats.writable, formats.WRITTEN) if f.archive)
-        if to not in (None, packed.name) or named not in (None, packed):
-            name = f"OUT{packed.suffixes[0]}{packed.archive}"
-            fail(f"--zip is for {packed.name}: name the output {name}, without another --to", 2)
-        return packed.name, target.removesuffix(packed.archive) + packed.archive
-    return to, target
-
-
 def _idle(plan: RepackPlan, options: RepackOptions) -> list[str]:
     """Return which options have no effect."""
     given = ["--shuffle"] * (options.shuffle is not None)
@@ -256,18 +192,14 @@ def _idle(plan: RepackPlan, options: RepackOptions) -> list[str]:
 
 def _lacking(plan: RepackPlan) -> list[str]:
     """Return whether there is too little space for all outputs."""
-    from dsprep.core.units import show_nbytes
-    from dsprep.storage.atomic import scratch
-    from dsprep.storage.trees import free_nbytes
-    from dsprep.writing.job import staged_nbytes
+    from dsprep.errors import TargetError
+    from dsprep.writing.job import check_space
 
-    at = scratch(plan.parts[0].target)
-    free = free_nbytes(at)
-    needed = sum(staged_nbytes(p) for p in plan.parts) + max(p.scratch for p in plan.parts)
-    if needed <= free:
-        return []
-    available, expected = show_nbytes(free), show_nbytes(needed)
-    return [f"{at}: there may not be enough space: at most {expected} needed, {available} free"]
+    try:
+        check_space(plan.parts)
+    except TargetError as error:
+        return [str(error)]
+    return []
 
 
 def _print_plan(plan: RepackPlan, ranks: int | None) -> None:

@@ -18,7 +18,7 @@ from dsprep.reader.order import Shuffle
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage.base import Handle
 from dsprep.storage.paths import StorePath
-from dsprep.writing.buffers import BufferSize, parse_buffer
+from dsprep.writing.buffers import parse_buffer
 
 BUFFER_NBYTES = 64 << 20
 """Bytes that are read at a time of datasets without groups, unless a size is given."""
@@ -70,10 +70,10 @@ def cut_units(
     ``(stored, edges, mixed)``: where the ranges begin among the samples of the dataset, int64 of
     shape ``(ranges + 1,)``, rising strictly from 0; the same among those that are kept; a number.
     """
-    requested = BufferSize() if buffer_size is None else parse_buffer(str(buffer_size))
-    nbytes, samples = max(1.0, sample_nbytes(sidecar, schema)), requested.samples
-    if requested.nbytes is not None:
-        samples = max(1, int(requested.nbytes / nbytes))
+    samples, limit = parse_buffer("auto" if buffer_size is None else str(buffer_size))
+    nbytes = max(1.0, sample_nbytes(sidecar, schema))
+    if limit is not None:
+        samples = max(1, int(limit / nbytes))
     stored = group_edges(sidecar)
     if stored is None or shuffle == "global":
         total = len(sidecar)

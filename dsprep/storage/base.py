@@ -279,11 +279,6 @@ class Store(ABC):
             If the name is that of a file, or of another version, that is not to be replaced.
         """
 
-    def ignores_conditions(self, name: str, data: bytes) -> bool:
-        """Whether a file that is there, of these bytes, is put again though that is forbidden."""
-        del name, data
-        return False
-
     @abstractmethod
     def remove(self, name: str) -> None:
         """Remove a file, if there is one."""

@@ -41,10 +41,6 @@ _SINGLE_ISSUER, _DEFER_TASKRUN = 1 << 12, 1 << 13  # completions are posted with
 _ORDERED = platform.machine() == "x86_64"
 
 
-class RingError(OSError):
-    """The kernel refuses a ring: it is too old, or a filter of system calls denies it."""
-
-
 def _syscall() -> Any:
     function = ctypes.CDLL(None, use_errno=True).syscall
     function.restype = ctypes.c_long
@@ -83,7 +79,7 @@ class Ring:
     def __init__(self, entries: int = ENTRIES) -> None:
         self.fd, self.process, self.busy = -1, os.getpid(), False
         if sys.platform != "linux" or sys.byteorder != "little":
-            raise RingError(errno.ENOSYS, "io_uring is used on little-endian Linux only")
+            raise OSError(errno.ENOSYS, "io_uring is used on little-endian Linux only")
         for flags in (_SINGLE_ISSUER | _DEFER_TASKRUN, 0)[: 1 + _ORDERED]:
             parameters = np.zeros(30, np.uint32)
             parameters[2] = flags
@@ -92,9 +88,9 @@ class Ring:
                 break
         if self.fd < 0:
             number = ctypes.get_errno()
-            raise RingError(number, f"io_uring is refused: {os.strerror(number)}")
+            raise OSError(number, f"io_uring is refused: {os.strerror(number)}")
         if ~int(parameters[5]) & (_ONE_MAPPING | _PLAIN_READS):
-            raise RingError(errno.ENOSYS, "io_uring of this kernel is too old")
+            raise OSError(errno.ENOSYS, "io_uring of this kernel is too old")
         self.entries, completions = int(parameters[0]), int(parameters[1])
         requests, results = parameters[10:20], parameters[20:30]
         nbytes = max(int(requests[6]) + 4 * self.entries, int(results[5]) + 16 * completions)

@@ -25,15 +25,9 @@ def remove(path: Path) -> bool:
     Whether it is gone: files that are open may stay as `HIDDEN`, and then the directories they
     are in; so do directories in which this client does not see all that its server has.
     """
-    if not path.is_dir() or path.is_symlink():
-        return _unlinked(path)
-    try:
-        shutil.rmtree(path)
-    except OSError as error:
-        if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
-            raise
-        return soon(lambda: _remove_around(path))
-    return True
+    if path.is_dir() and not path.is_symlink():
+        return soon(lambda: _tree_removed(path))
+    return _removed(path.unlink)
 
 
 SOON = 1.0
@@ -53,30 +47,27 @@ def soon(is_removed: Callable[[], bool]) -> bool:
     return True
 
 
-def _remove_around(path: Path) -> bool:
-    """Remove a directory, except for what is `HIDDEN` in it; return whether it is gone."""
-    for each in list(path.iterdir()):
-        if each.is_dir() and not each.is_symlink():
-            _remove_around(each)
-        else:
-            _unlinked(each)
-    if any(name.startswith(HIDDEN) for _, _, names in os.walk(path) for name in names):
-        return False
-    try:
-        path.rmdir()
-    except OSError as error:  # of a node that was lost a server may have what no client sees
-        if error.errno != errno.ENOTEMPTY:
-            raise
-        return False
-    return True
+def _tree_removed(path: Path) -> bool:
+    """Remove all of a directory that can be removed; return whether it is gone."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for directory, folders, files in os.walk(path, topdown=False, onerror=fail):
+        for name in (*files, *folders):
+            each = Path(directory, name)
+            _removed(each.rmdir if name in folders and not each.is_symlink() else each.unlink)
+    return _removed(path.rmdir)
 
 
-def _unlinked(path: Path) -> bool:
-    """Unlink a file, if it is there; return False if it is `HIDDEN` and still open."""
+def _removed(remove: Callable[[], None]) -> bool:
+    """Remove a file or an empty directory; return False if it is in use, or not empty."""
     try:
-        path.unlink(missing_ok=True)
+        remove()
+    except FileNotFoundError:
+        pass
     except OSError as error:
-        if error.errno != errno.EBUSY or not path.name.startswith(HIDDEN):
+        if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
             raise
         return False
     return True

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Unpack
-
-import numpy as np
+from typing import Any, Unpack
 
 from dsprep import formats
 from dsprep.core.groups import plain
@@ -16,12 +14,11 @@ from dsprep.core.units import as_nbytes
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import Source, WritableFormat
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions, check_options
+from dsprep.reader.options import at_least
 from dsprep.source.dataset import open_dataset
-from dsprep.source.derived import DerivedSource
 from dsprep.source.static import with_static
 from dsprep.storage.paths import StorePath, as_path
-from dsprep.verbs.verify import Verdict, verify
-from dsprep.writing.job import Job, Progress, Report, RunArguments, RunOptions, count_workers
+from dsprep.writing.job import Job, Progress, Report, RunArguments, RunOptions
 from dsprep.writing.plan import (
     cast_schema,
     count_rows,
@@ -80,7 +77,7 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
     Returns
     -------
     Job
-        For `run_job` and `verify_job`.
+        For `run_job`.
 
     Raises
     ------
@@ -239,7 +236,7 @@ def convert(
         write=writing(write_options, compress=compress, chunk=chunk),
         casts={name: parse_dtype(dtype) for name, dtype in (cast or {}).items()},
         samples=samples,
-        samples_per_file=samples_per_file,
+        samples_per_file=samples_per_file and at_least("samples_per_file", samples_per_file, 1),
         shard_nbytes=None if shard_size is None else as_nbytes(shard_size),
     )
     run = RunOptions.of(**how)
@@ -252,42 +249,17 @@ def reading(
     options: OpenOptions | None, fields: Sequence[str], memory: int | None = None
 ) -> OpenOptions:
     """Return how to read; `fields` and `memory` take precedence over those of `options`."""
-    options = options or OpenOptions()
-    if memory is not None:
-        options = replace(options, memory=memory)
-    return replace(options, fields=tuple(map(FieldSpec.parse, fields))) if fields else options
+    more: dict[str, Any] = {} if memory is None else {"memory": memory}
+    if fields:
+        more["fields"] = tuple(map(FieldSpec.parse, fields))
+    return replace(options or OpenOptions(), **more)
 
 
 def writing(
     options: WriteOptions | None, *, compress: str | None = None, chunk: int | None = None
 ) -> WriteOptions:
     """Return how to write; `compress` and `chunk` take precedence over those of `options`."""
-    options = options or WriteOptions()
+    more: dict[str, Any] = {} if chunk is None else {"chunk": chunk}
     if compress is not None:
-        options = replace(options, compress=Compression.parse(compress))
-    return options if chunk is None else replace(options, chunk=chunk)
-
-
-def verify_job(
-    job: Job, run: RunOptions | None = None, progress: Progress | None = None
-) -> Verdict:
-    """Compare the output of a job with its samples, as cast.
-
-    Raises
-    ------
-    DsprepError, OSError
-        If either cannot be read.
-    """
-    run, source = run or RunOptions(), job.source
-    start, stop = job.shards[0].start, job.shards[-1].stop
-    if (start, stop) != (0, len(source)):
-        source = DerivedSource(source, np.arange(start, stop, dtype=np.int64))
-    with open_dataset(job.target) as result:
-        return verify(
-            source,
-            result,
-            workers=count_workers(job, run.workers, None),
-            progress=progress,
-            executor=run.executor,
-            casts=job.casts,
-        )
+        more["compress"] = Compression.parse(compress)
+    return replace(options or WriteOptions(), **more)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -39,7 +39,6 @@ from dsprep.verbs import break_even
 from dsprep.verbs.break_even import BreakEven
 from dsprep.verbs.convert import named_target, reading, stem_of, writing
 from dsprep.writing.buffers import (
-    BufferChoice,
     BufferSize,
     decide,
     edges_by_bytes,
@@ -180,13 +179,13 @@ RUNNING = ("workers", "memory", "overwrite", "durable")
 def as_options(given: Mapping[str, Any]) -> tuple[RepackOptions, RunOptions]:
     """Return `WriteArguments` as options; others are left out."""
     stripe, size = given.get("stripe_size"), given.get("shard_size")
-    samples = given.get("samples_per_file")
+    samples, seed = given.get("samples_per_file"), given.get("shuffle")
     options = RepackOptions(
         buffer_size=str(given.get("buffer_size", "auto")),
         stripe_size=f"{stripe}B" if isinstance(stripe, int) else stripe,
         to=given.get("to"),
         write=writing(given.get("write_options"), compress=given.get("compress")),
-        shuffle=given.get("shuffle"),
+        shuffle=None if seed is None else at_least("shuffle", seed, 0),
         samples_per_file=None if samples is None else at_least("samples_per_file", samples, 1),
         shard_nbytes=None if size is None else as_nbytes(size),
         check_order=False,
@@ -237,16 +236,16 @@ def plan_repack(
     if options.stripe_size:
         stripe = requested_stripe(options.stripe_size, target)
     else:
-        longest = max(len(o.source) for o in outputs)
+        longest = max(len(each) for _, each, _, _ in outputs)
         stripe = detect(target, _file_nbytes(source, known, longest, options))
     parts, warning_lines = [], []
-    for output in outputs:
-        part = _plan_part(output, (source, known), format, options, size, stripe)
-        parts.append(part)
+    for name, samples, where, recipe in outputs:
+        part = _plan_part(samples, where, (source, known), format, options, size, stripe)
+        parts.append(replace(part, recipe=recipe, split=name))
         admit(part, run.workers, run.memory)
-        warning_lines += _warnings(part, options)
-        if options.check_order and part.split in TRAINING and output.recipe.get("shuffle") is None:
-            warning_lines += _sorted(part.source, part.groups)
+        warning_lines += _warnings(parts[-1], options)
+        if options.check_order and name in TRAINING and recipe.get("shuffle") is None:
+            warning_lines += _sorted(samples, part.groups)
     if options.write.compress is None:
         warning_lines += _larger(source, parts)
     return RepackPlan(
@@ -268,27 +267,31 @@ def _check(options: RepackOptions, format: WritableFormat) -> None:
         raise UsageError("--group-by keeps samples of one split together: it needs --split")
 
 
-class _Output(NamedTuple):
-    """The samples of one output, in order; where it goes; and how they were chosen."""
-
-    name: str
-    source: Source
-    target: Path
-    recipe: dict[str, object]
-
-
 def _outputs(
     source: Source, target: Path, format: WritableFormat, options: RepackOptions, run: RunOptions
-) -> Iterator[_Output]:
-    """Yield the outputs: the whole, or its splits, of which only the training set is changed."""
-    memory = allowed_memory(run.memory)
-    subset = None if options.subset is None else Subset.of(options.subset)
-    chosen_by = options.subset
-    if subset is not None and not isinstance(chosen_by, str):
-        chosen_by = subset.recipe
+) -> Iterator[tuple[str, Source, Path, Mapping[str, Any]]]:
+    """Yield the outputs: the whole, or its splits, of which only the training set is changed.
+
+    Name, samples in order and target of each, and how these were chosen.
+    """
+    subset, kept, chosen_by = Subset.of(options.subset), None, options.subset
+    if subset is not None:
+        kept = subset.samples(len(source), lambda _: source)
+        chosen_by = options.subset if isinstance(options.subset, str) else subset.recipe
+        if not len(kept):
+            raise UsageError("the subset has no samples", where=source.path)
+    choices: dict[str, Ints | None] = {"": kept}
+    if options.split is not None:
+        labels = None
+        if options.group_by is not None:
+            labels = group_labels(source, source.schema[options.group_by])
+        parts = assign(len(source), parse_split(options.split), options.shuffle or 0, labels)
+        choices = {n: i if kept is None else np.intersect1d(i, kept) for n, i in parts.items()}
     requested = {"split": options.split, "group_by": options.group_by, "subset": chosen_by}
     words = " ".join(map(str, (*requested.values(), options.duplicate)))
-    for name, chosen, where in _splits(source, target, format, options):
+    stem, ending = stem_of(target, format)
+    for name, chosen in choices.items():
+        where = target.with_name(f"{stem}-{name}{ending}") if name else target
         part: Source = source if chosen is None else DerivedSource(source, chosen)
         trains = name in TRAINING
         seed = options.shuffle if trains else None
@@ -299,7 +302,7 @@ def _outputs(
             part = ShuffledSource(
                 part,
                 seed,
-                max(1 << 20, memory // 2),
+                max(1 << 20, allowed_memory(run.memory) // 2),
                 partial_path(where) / "shuffle",
                 workers=run.workers or 2,
                 identity=words,
@@ -307,8 +310,7 @@ def _outputs(
         recipe = {**requested, "part": name or None, "shuffle": seed, "duplicate": duplicate}
         if options.split is not None:
             recipe["split_seed"] = options.shuffle or 0
-        kept: dict[str, object] = {k: value for k, value in recipe.items() if value is not None}
-        yield _Output(name, part, where, kept)
+        yield name, part, where, {k: value for k, value in recipe.items() if value is not None}
 
 
 def _warnings(part: Job, options: RepackOptions) -> list[str]:
@@ -399,28 +401,6 @@ def inodes(job: Job) -> int:
     return sum(plan.files for plan in job.plans) + job.sharded + 1
 
 
-def _splits(
-    source: Source, target: Path, format: WritableFormat, options: RepackOptions
-) -> list[tuple[str, Ints | None, Path]]:
-    """Return name, samples and path of each output."""
-    subset, kept = Subset.of(options.subset), None
-    if subset is not None:
-        kept = subset.samples(len(source), lambda _: source)
-        if not len(kept):
-            raise UsageError("the subset has no samples", where=source.path)
-    if options.split is None:
-        return [("", kept, target)]
-    shares = parse_split(options.split)
-    labels = None
-    if options.group_by is not None:
-        labels = group_labels(source, source.schema[options.group_by])
-    chosen = assign(len(source), shares, options.shuffle or 0, labels)
-    if kept is not None:
-        chosen = {name: np.intersect1d(part, kept) for name, part in chosen.items()}
-    stem, ending = stem_of(target, format)
-    return [(n, i, target.with_name(f"{stem}-{n}{ending}")) for n, i in chosen.items()]
-
-
 def all_rows(source: Source) -> dict[str, Ints]:
     """Return how many rows each ragged field has in each sample.
 
@@ -447,60 +427,9 @@ def _step(source: Source) -> int:
     return max(1, PIECE_NBYTES // max(1, int(sizes.max(initial=1)))) if sizes is not None else 16
 
 
-class _Payload(NamedTuple):
-    """How large the samples of an output are: rows by ragged field, bytes of each or of all."""
-
-    rows: dict[str, Ints]
-    sizes: int | Ints
-    nbytes: int
-    largest: int
-
-
-def _payload(source: Source, known: dict[str, Ints], whole: Source) -> _Payload:
-    """Return how large the samples of a source are; `known` has the rows of all of `whole`."""
-    schema, count = source.schema, len(source)
-    each, rows = schema.fixed_nbytes, known
-    if not rows:
-        return _Payload(rows, each, each * count, each)
-    numbers, base = np.arange(count, dtype=np.int64), source
-    while isinstance(base, DerivedSource) and base is not whole:
-        numbers, base = base.numbers(numbers), base.base
-    rows = {name: values[numbers] for name, values in known.items()}
-    sizes = np.full(count, each, np.int64)
-    for name, number in rows.items():
-        sizes += number * schema[name].row_nbytes
-    return _Payload(rows, sizes, int(sizes.sum()), int(sizes.max(initial=0)))
-
-
-def _cut(
-    target: Path,
-    format: WritableFormat,
-    edges: Ints,
-    payload: _Payload,
-    stripe: Stripe,
-    options: RepackOptions,
-) -> dict[str, Grouping]:
-    """Return the groups of each file of an output, by name."""
-    count = int(edges[-1])
-    per_shard = count or 1
-    if options.samples_per_file is not None:
-        per_shard = options.samples_per_file
-    elif options.shard_nbytes is not None:
-        per_shard = max(1, options.shard_nbytes // max(1, payload.nbytes // max(1, count)))
-    cuts = _whole_groups(edges, per_shard).tolist()
-    names = [target.name]
-    if is_cut(options.samples_per_file, options.shard_nbytes):
-        names = shard_names(*stem_of(target, format), len(cuts) - 1)
-    rows = {n: np.add.reduceat(r, edges[:-1]) if count else r for n, r in payload.rows.items()}
-    files = {}
-    for name, (low, high) in zip(names, itertools.pairwise(cuts), strict=True):
-        some = {field: r[low:high] for field, r in rows.items()}
-        files[name] = Grouping(edges[low : high + 1] - edges[low], stripe.nbytes, some)
-    return files
-
-
 def _plan_part(
-    output: _Output,
+    source: Source,
+    target: Path,
     whole: tuple[Source, dict[str, Ints]],
     format: WritableFormat,
     options: RepackOptions,
@@ -508,18 +437,42 @@ def _plan_part(
     stripe: Stripe,
 ) -> Job:
     """Decide one output, of some samples of `whole`, of which the rows are known."""
-    source, target, write = output.source, output.target, options.write
+    write, is_sharded = options.write, is_cut(options.samples_per_file, options.shard_nbytes)
     (schema, lost), count = with_static(source.schema, whole[0], format), len(source)
-    payload = _payload(source, whole[1], whole[0])
-    choice = decide(count, payload.sizes, size, stripe, total_memory(), options.ranks or 1)
-    if size.nbytes is not None and payload.rows and not format.uneven_groups:
-        choice = within(choice, size.nbytes, schema, payload.rows)
-    edges = _edges(count, payload.sizes, choice, format)
-    files = _cut(target, format, edges, payload, stripe, options)
+    rows, each = whole[1], source.schema.fixed_nbytes
+    sizes: int | Ints = each
+    if rows:
+        numbers, base = np.arange(count, dtype=np.int64), source
+        while isinstance(base, DerivedSource) and base is not whole[0]:
+            numbers, base = base.numbers(numbers), base.base
+        rows = {name: values[numbers] for name, values in rows.items()}
+        sizes = each + sum(n * source.schema[name].row_nbytes for name, n in rows.items())
+    payload = each * count if isinstance(sizes, int) else int(sizes.sum())
+    largest = sizes if isinstance(sizes, int) else int(sizes.max(initial=0))
+    choice = decide(count, sizes, size, stripe, total_memory(), options.ranks or 1)
+    if size[1] is not None and rows and not format.uneven_groups:
+        choice = within(choice, size[1], schema, rows)
+    if isinstance(sizes, int) or choice.limit_nbytes is None or not format.uneven_groups:
+        edges = even(count, choice.samples).edges
+    else:
+        slices = (sizes[at : at + STEP] for at in range(0, count, STEP))
+        edges = edges_by_bytes(slices, choice.limit_nbytes)
+    per_shard = count or 1
+    if options.samples_per_file is not None:
+        per_shard = options.samples_per_file
+    elif options.shard_nbytes is not None:
+        per_shard = max(1, options.shard_nbytes // max(1, payload // max(1, count)))
+    cuts = _whole_groups(edges, per_shard).tolist()
+    names = shard_names(*stem_of(target, format), len(cuts) - 1) if is_sharded else [target.name]
+    sums = {n: np.add.reduceat(r, edges[:-1]) if count else r for n, r in rows.items()}
+    files = {}
+    for name, (low, high) in zip(names, itertools.pairwise(cuts), strict=True):
+        some = {field: r[low:high] for field, r in sums.items()}
+        files[name] = Grouping(edges[low : high + 1] - edges[low], stripe.nbytes, some)
     notes = format.check(schema, write)
-    shards = plan_shards(format, schema, write, files, 0, payload.nbytes)
-    group = max(shard.plan.group_nbytes for shard in shards)
-    one_block = write.compress is not None or schema.ragged
+    shards = plan_shards(format, schema, write, files, 0, payload)
+    if write.compress is not None or schema.ragged:  # a group is one block
+        largest = max(largest, *(shard.plan.group_nbytes for shard in shards))
     return Job(
         target=target,
         format=format,
@@ -528,22 +481,12 @@ def _plan_part(
         casts={},
         options=write,
         shards=shards,
-        sharded=is_cut(options.samples_per_file, options.shard_nbytes),
+        sharded=is_sharded,
         losses=(*notes, *lost),
-        payload=payload.nbytes,
-        largest=max(payload.largest, group if one_block else 0),
-        recipe=output.recipe,
-        split=output.name,
+        payload=payload,
+        largest=largest,
         choice=choice,
     )
-
-
-def _edges(count: int, sizes: int | Ints, choice: BufferChoice, format: WritableFormat) -> Ints:
-    """Return where groups begin and the last one ends."""
-    if isinstance(sizes, int) or choice.limit_nbytes is None or not format.uneven_groups:
-        return even(count, choice.samples).edges
-    slices = (sizes[at : at + STEP] for at in range(0, count, STEP))
-    return edges_by_bytes(slices, choice.limit_nbytes)
 
 
 def _whole_groups(edges: Ints, per_shard: int) -> Ints:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -25,9 +25,6 @@ from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage.identity import unchanged
 from dsprep.writing.plan import (
     PIECE_NBYTES,
-    Cast,
-    apply_casts,
-    cast_schema,
     payload_nbytes,
     pieces,
 )
@@ -118,7 +115,6 @@ def verify(
     workers: int = 2,
     progress: Callable[[int, int], None] | None = None,
     executor: Executor | None = None,
-    casts: Mapping[str, Cast] | None = None,
     memory: int | None = None,
 ) -> Verdict:
     """Compare two datasets: number of samples, schema, and every value bit for bit.
@@ -143,8 +139,6 @@ def verify(
         Called with (samples compared, payload bytes) so far.
     executor
         Who compares (see `dsprep.executors`); None: threads of this process.
-    casts
-        Applied to the fields of `a` that they name, before these are compared.
     memory
         Bytes that the samples being compared may take; None: a quarter of what is free.
 
@@ -161,10 +155,9 @@ def verify(
     DsprepError, OSError
         If either cannot be read.
     """
-    casts = casts or {}
     if share is not None and not 0 < share <= 1:
         raise UsageError(f"a share of {share} is not possible", expected="above 0, at most 1")
-    problems = differences(cast_schema(a.schema, casts), b.schema, (a.path, b.path))
+    problems = differences(a.schema, b.schema, (a.path, b.path))
     if len(a) != len(b):
         problems.append(f"{len(a):,} samples in {a.path}, {len(b):,} in {b.path}")
     if problems:
@@ -177,11 +170,11 @@ def verify(
         stack.enter_context(unchanged((*a.identities(), *b.identities())))
         if executor is None:
             pool = stack.enter_context(ThreadPoolExecutor(workers, "dsprep-verify"))
-            work = _Comparing(a, b, limit, casts).range
+            work = _Comparing(a, b, limit).range
             results = (r for _, r in executors.run(pool, work, ranges, lambda: 2 * workers))
         else:
             together = iter(lambda: tuple(itertools.islice(ranges, RANGES)), ())
-            tasks = (_task(a, b, limit, casts, some) for some in together)
+            tasks = (_task(a, b, limit, some) for some in together)
             results = (r for _, r in executors.run(executor, _compare, tasks))
         for count, size, first, bad in results:
             if executor is not None:  # they had only the files that they needed
@@ -274,12 +267,11 @@ class _Comparing:
         a: Source,
         b: Source,
         limit: int,
-        casts: Mapping[str, Cast],
         first_a: int = 0,
         first_b: int = 0,
     ) -> None:
-        self._a, self._b, self._limit, self._casts = a, b, limit, casts
-        self._schema = cast_schema(a.schema, casts)
+        self._a, self._b, self._limit = a, b, limit
+        self._schema = a.schema
         self._first_a, self._first_b = first_a, first_b
         self._local = threading.local()
 
@@ -290,7 +282,6 @@ class _Comparing:
             self._local.arenas = (Arena(), Arena())
         one, other = self._local.arenas
         left = self._a.read(start - self._first_a, stop - self._first_a, one)
-        left = apply_casts(left, self._casts, start)
         right = self._b.read(start - self._first_b, stop - self._first_b, other)
         rows = differing_samples(left, right, self._schema)
         size = sum(int(c.nbytes) for c in left.values())
@@ -320,7 +311,6 @@ class _Task:
     b: Opening
     first_b: int
     limit: int
-    casts: Mapping[str, Cast]
     ranges: tuple[tuple[int, int], ...]
 
 
@@ -328,18 +318,17 @@ def _task(
     a: Source,
     b: Source,
     limit: int,
-    casts: Mapping[str, Cast],
     ranges: tuple[tuple[int, int], ...],
 ) -> _Task:
     start, stop = ranges[0][0], ranges[-1][1]
-    return _Task(*a.part(start, stop), *b.part(start, stop), limit, casts, ranges)
+    return _Task(*a.part(start, stop), *b.part(start, stop), limit, ranges)
 
 
 def _compare(task: _Task) -> Compared:
     samples = nbytes = differing = 0
     differences: list[Difference] = []
     with task.a() as a, task.b() as b:
-        comparing = _Comparing(a, b, task.limit, task.casts, task.first_a, task.first_b)
+        comparing = _Comparing(a, b, task.limit, task.first_a, task.first_b)
         for bounds in task.ranges:
             count, size, first, bad = comparing.range(bounds)
             samples, nbytes, differing = samples + count, nbytes + size, differing + bad

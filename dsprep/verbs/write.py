@@ -26,7 +26,7 @@ from dsprep.storage.paths import as_path
 from dsprep.verbs.convert import named_target
 from dsprep.verbs.repack import WriteArguments, as_options, plan_repack
 from dsprep.verbs.write_items import write_items
-from dsprep.writing.items.calls import Calls, ProgressCallback
+from dsprep.writing.items.calls import Calls
 from dsprep.writing.items.tasks import Function
 from dsprep.writing.job import Job, Progress, Report, RunOptions
 from dsprep.writing.run import make, run_job
@@ -49,7 +49,7 @@ class Options(WriteArguments, total=False):
 
     schema: Declared | None
     length: int | None
-    progress: Progress | ProgressCallback | None
+    progress: Progress | None
 
 
 class Writer:
@@ -104,7 +104,7 @@ class Writer:
         self._given, self._all_given = declared(schema), isinstance(schema, Schema)
         given = options.get("length")
         self._length = None if given is None else at_least("length", given, 0)
-        self._progress = cast("Progress | None", options.get("progress"))
+        self._progress = options.get("progress")
         if (self._length or 0) > LARGEST:
             raise UsageError(f"length={self._length} is too many")
         self._options, self._run = as_options(options)
@@ -371,8 +371,8 @@ def write(
         and fields and options are the same: whether the rest is, is for you to know.
     **options
         Those of `Writer`, `length` and `schema` among them. With a function there is no `length`,
-        and `progress` is called with one object, how far items, then samples are; as text it is a
-        line with rate and time left: ``progress=print``.
+        and `progress` is called with how many items, then samples, are done, and how many there
+        are.
 
     Returns
     -------
@@ -415,7 +415,7 @@ def write(
             repacking,
             replace(run, restart=restart),
             executor=executor,
-            progress=cast("ProgressCallback | None", options.get("progress")),
+            progress=options.get("progress"),
             resume=resume,
         )
     if executor != THREADS or errors != "raise" or resume or restart:

@@ -3,18 +3,16 @@
 The samples are written to parts beside the target first, by the processes that call the function
 (`dsprep.writing.items`); when all are there, a job writes the output from these as from any
 dataset.
-Both happen in the target's working directory, locked throughout: ``items/`` has the parts, and
-``plan.json`` what was planned for them.
+Both happen in the target's working directory, locked throughout: ``items/`` has the parts.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,20 +21,18 @@ import dsprep
 from dsprep import executors
 from dsprep.errors import TargetError, UsageError
 from dsprep.formats.base import Source
-from dsprep.sidecar.spec import write_json
 from dsprep.source.files import check_replaceable
 from dsprep.storage.atomic import partial_path
 from dsprep.storage.paths import as_path
 from dsprep.verbs.convert import named_target
 from dsprep.verbs.repack import RepackOptions, plan_repack
-from dsprep.writing.items.calls import CONTINUED, Calls, ProgressCallback, ProgressReporter
+from dsprep.writing.items.calls import CONTINUED, Calls
 from dsprep.writing.items.parts import Failed, PartsSource, part_paths
 from dsprep.writing.items.tasks import check_main
-from dsprep.writing.job import Job, Report, RunOptions, admit, fingerprint
-from dsprep.writing.run import Output, make_in, publish
+from dsprep.writing.job import Job, Progress, Report, RunOptions, admit
+from dsprep.writing.run import Output, make_in, open_staging, publish
 from dsprep.writing.staging import START, Staging, published
-from dsprep.writing.tasks import Workplace
-from dsprep.writing.upload import open_staging
+from dsprep.writing.tasks import begin_attempts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +64,7 @@ def write_items(
     run: RunOptions,
     *,
     executor: str | Executor = executors.THREADS,
-    progress: ProgressCallback | None = None,
+    progress: Progress | None = None,
     resume: bool = False,
 ) -> ItemsReport:
     """Call a function for all items, and write the samples that it gives; see `dsprep.write`.
@@ -139,7 +135,7 @@ def _called(
     staging: Staging,
     calls: Calls,
     workers: Executor,
-    progress: ProgressCallback | None,
+    progress: Progress | None,
     plan: Callable[[Source], object],
 ) -> PartsSource:
     """Call the function for all items for which that was not done; return their samples."""
@@ -149,9 +145,10 @@ def _called(
     directory = staging.root / "items"
     directory.mkdir(exist_ok=True)
     calls.find(directory)
-    place = Workplace.begin(directory, durable=staging.durable)
+    attempts = begin_attempts(directory)
     # What the target cannot hold is refused before all items are done.
-    calls.run(workers, place, progress, lambda f: plan(PartsSource(directory, f, ())))
+    durable = staging.durable
+    calls.run(workers, attempts, durable, progress, lambda f: plan(PartsSource(directory, f, ())))
     if not calls.samples:
         staging.discard()  # a rerun calls the function again
         raise calls.no_samples()
@@ -164,16 +161,16 @@ def _made(
     job: Job,
     run: RunOptions,
     workers: Executor,
-    progress: ProgressCallback | None,
+    progress: Progress | None,
 ) -> Output:
     """Make the output of all samples."""
     job = replace(job, recipe={**job.recipe, **calls.lineage()})
-    _bind(staging, job)
+    staging.reset("items")  # what was written of these, perhaps with other groups
     with job.source:
         threads = admit(job, run.workers, run.memory)
         executor = None if type(workers) is ThreadPoolExecutor else workers
-        reporter = ProgressReporter(progress, "samples", job.samples)
-        return make_in(staging, job, threads, executor, progress=reporter)
+        told = None if progress is None else lambda done, _: progress(done, job.samples)
+        return make_in(staging, job, threads, executor, progress=told)
 
 
 def _refuse(target: Path, job: Mapping[str, Any]) -> None:
@@ -199,20 +196,6 @@ def _opened(executor: str | Executor, workers: int | None) -> Iterator[Executor]
         with executors.opened(executor, workers=workers) as opened:
             assert opened is not None  # or it is threads
             yield opened
-
-
-def _bind(staging: Staging, job: Job) -> None:
-    """Have the output started over if one was begun that is planned otherwise now.
-
-    Such as with the stripes of another disk.
-    """
-    path = staging.root / "plan.json"
-    plan = json.loads(json.dumps(fingerprint(job, ())))
-    with suppress(FileNotFoundError, ValueError):
-        if json.loads(path.read_bytes()) == plan:
-            return
-    staging.reset("items")
-    write_json(plan, path, durable=staging.durable)
 
 
 def _notes(resumed: int, counts: Mapping[str, Any]) -> tuple[str, ...]:

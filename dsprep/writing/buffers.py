@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -38,12 +39,8 @@ INDEX_NBYTES = 16
 """Bytes that tell where the rows of a sample begin, and how many they are."""
 
 
-@dataclass(frozen=True)
-class BufferSize:
-    """Groups of so many samples, or of at most so many bytes; neither: as large as is good."""
-
-    samples: int | None = None
-    nbytes: int | None = None
+BufferSize: TypeAlias = tuple[int | None, int | None]
+"""Groups of so many samples, or of at most so many bytes; neither: as large as is good."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ def parse_buffer(text: str) -> BufferSize:
     """Return what ``--buffer-size`` asks for.
 
     >>> parse_buffer("1KiB")
-    BufferSize(samples=None, nbytes=1024)
+    (None, 1024)
 
     Raises
     ------
@@ -85,14 +82,14 @@ def parse_buffer(text: str) -> BufferSize:
     """
     word = text.strip().lower()
     if word == "auto":
-        return BufferSize()
+        return None, None
     if word.isdecimal() and word.isascii():
         if int(word) < 1 or int(word) >= 1 << 62:
             raise UsageError(f"groups of {text} samples are not possible", expected="at least 1")
-        return BufferSize(samples=int(word))
+        return int(word), None
     try:
         if word[-1:].isalpha():
-            return BufferSize(nbytes=parse_nbytes(word))
+            return None, parse_nbytes(word)
         raise UsageError("a number of samples is whole")
     except UsageError as error:
         raise UsageError(
@@ -132,11 +129,12 @@ def decide(
     """
     ragged = isinstance(sample_nbytes, np.ndarray)
     mean = _mean(sample_nbytes)
-    if requested.samples is not None:
-        count = max(1, min(requested.samples, samples))
+    requested_samples, requested_nbytes = requested
+    if requested_samples is not None:
+        count = max(1, min(requested_samples, samples))
         return BufferChoice(count, round(mean * count), None, "as asked")
-    if requested.nbytes is not None:
-        limit, reason = requested.nbytes, f"at most {show_binary_nbytes(requested.nbytes)} as asked"
+    if requested_nbytes is not None:
+        limit, reason = requested_nbytes, f"at most {show_binary_nbytes(requested_nbytes)} as asked"
     else:
         limit, reason = _automatic(samples, mean, stripe, memory, ranks)
     count = max(1, min(samples, int(limit // max(mean, 1))))

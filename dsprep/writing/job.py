@@ -9,7 +9,6 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -19,10 +18,9 @@ import dsprep
 from dsprep.core.memory import allowed_memory
 from dsprep.core.schema import Schema
 from dsprep.core.units import as_nbytes, show_nbytes
-from dsprep.errors import FormatError, TargetError, UsageError
+from dsprep.errors import TargetError, UsageError
 from dsprep.formats.base import FilePlan, Source, WritableFormat
 from dsprep.formats.options import WriteOptions, not_enough
-from dsprep.sidecar.spec import read_record
 from dsprep.storage.atomic import partial_path, scratch
 from dsprep.storage.identity import Identities
 from dsprep.storage.paths import StorePath, as_path
@@ -31,7 +29,7 @@ from dsprep.writing.buffers import NO_GROUPS, BufferChoice
 from dsprep.writing.create_sidecar import made_by
 from dsprep.writing.plan import PIECE_NBYTES, Cast, Shard
 from dsprep.writing.shuffle import ShuffledSource
-from dsprep.writing.staging import STATUS
+from dsprep.writing.staging import STATUS, published
 
 COPIES_PER_WORKER = 4
 """A worker holds a piece as read, as encoded, and what compression needs besides."""
@@ -285,10 +283,7 @@ def check_space(jobs: Sequence[Job], restart: bool = False) -> None:
     needed = largest = 0
     for job in jobs:
         root = partial_path(job.target)
-        state = dict[str, Any]()
-        with suppress(OSError, FormatError):
-            state = read_record(root / "state.json")
-        if job.options.compress is not None or (state.get("complete") and not restart):
+        if job.options.compress is not None or (not restart and published(job.target)):
             continue  # the estimate is an upper bound, or all has been written
         needed += staged_nbytes(job)
         needed -= tree_nbytes(root) if root.is_dir() else 0

@@ -18,7 +18,7 @@ from dsprep.formats.base import Opening
 from dsprep.writing.job import Job
 from dsprep.writing.shards import RECORD, made_name, put_shard, shard_path, write_shard
 from dsprep.writing.staging import Staging
-from dsprep.writing.tasks import Task, Workplace, run_tasks
+from dsprep.writing.tasks import Task, begin_attempts, run_tasks
 from dsprep.writing.transfer import Done
 
 THREADS_PER_TASK = 2
@@ -54,7 +54,7 @@ class ShardTask(Task[int]):
 
     @override
     def make(self, directory: Path) -> int:
-        durable, path = self.workplace.durable, directory / self.job.shards[0].name
+        durable, path = self.durable, directory / self.job.shards[0].name
         save = (lambda *_: None) if durable else None  # incomplete, it is written again
         with self.source() as source:
             job = replace(self.job, source=source)
@@ -67,7 +67,7 @@ def write_apart(
     job: Job, staging: Staging, missing: Sequence[int], executor: Executor
 ) -> Iterator[Done]:
     """Write shards on the workers of an executor; yield each."""
-    place = Workplace.begin(staging.root, durable=staging.durable)
+    attempts = begin_attempts(staging.root)
 
     def tasks() -> Iterator[ShardTask]:
         for index in missing:
@@ -79,7 +79,8 @@ def write_apart(
                 payload=round(job.payload * len(shard) / max(1, job.samples)),
             )
             yield ShardTask(
-                workplace=place,
+                attempts=attempts,
+                durable=staging.durable,
                 name=made_name(index),
                 job=one,
                 source=needed,

@@ -27,7 +27,6 @@ from dsprep.errors import ChangedError, TargetError
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import Content
 from dsprep.storage.atomic import marker_path
-from dsprep.storage.identity import Identity
 from dsprep.storage.paths import StorePath, scan
 from dsprep.storage.trees import data_entries
 
@@ -109,12 +108,6 @@ def write_claim(target: StorePath, claim: Claim, version: str) -> str:
         raise TargetError(MEANWHILE, where=target, fix="let that one end") from error
 
 
-def ignores_conditions(target: StorePath, claim: Claim) -> bool:
-    """Whether the store puts a claim that is there once more, though a condition forbids it."""
-    path = _root(target) / marker_path(target).name
-    return path.store.ignores_conditions(path.key, claim.dump())
-
-
 def published(target: StorePath) -> bool:
     """Whether a run has written all of it, and left its claim."""
     claim, _ = read_claim(target)
@@ -171,12 +164,6 @@ def remove(path: StorePath) -> None:
     """Remove the objects of a dataset."""
     for each in list(objects(path)):
         each.unlink(missing_ok=True)
-
-
-def version_of(path: StorePath) -> tuple[int, int, str]:
-    """Return files, bytes and ETag of an object, or of all below, as an `Identity` has them."""
-    seen = Identity.look(path)
-    return seen.files, seen.nbytes, seen.etag
 
 
 def write_record(target: StorePath, number: int, run: str, made: tuple[Content, bytes]) -> None:

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dsprep.formats.base import State
 from dsprep.sidecar import spec
 from dsprep.source.files import check_replaceable
 from dsprep.storage.atomic import is_own, partial_path
 from dsprep.storage.identity import Identities, identities_of, unchanged
+from dsprep.storage.paths import StorePath
 from dsprep.storage.trees import tree_nbytes
 from dsprep.writing.create_sidecar import Made, joined
 from dsprep.writing.job import (
@@ -35,9 +36,15 @@ from dsprep.writing.job import (
 )
 from dsprep.writing.shards import complete_shards, shard_path, write_shard
 from dsprep.writing.shuffle import ShuffledSource
-from dsprep.writing.staging import COMMAND, START, Staging, check_target, discard, published
+from dsprep.writing.staging import (
+    COMMAND,
+    START,
+    Staging,
+    check_target,
+    discard,
+    published,
+)
 from dsprep.writing.transfer import Done
-from dsprep.writing.upload import open_staging
 
 ALONE = (
     "the one file was written by this process alone; --shard-size cuts the output into files for "
@@ -129,6 +136,15 @@ class Output(NamedTuple):
     resumed: int
     copied: int
     began: float
+
+
+def open_staging(target: Path, job: Mapping[str, Any], **options: Any) -> Staging:
+    """Return the directory in which `target` is made, locked; see `Staging`."""
+    if isinstance(target, StorePath):
+        from dsprep.writing.upload import UploadStaging
+
+        return UploadStaging(target, job, **options)
+    return Staging(target, job, **options)
 
 
 def make_in(
@@ -242,12 +258,7 @@ def _write(
 
     Yields what earlier runs have written, then every piece or shard.
     """
-    source, state = job.source, staging.state or START
-    if isinstance(source, ShuffledSource) and not state.get("complete"):
-        source.durable = staging.durable
-        if staging.durable and source.how == "buckets" and staging.state is None:
-            staging.save(START)  # a rerun continues the first pass
-        source.prepare(executor)
+    source, state, dealers = job.source, staging.state or START, executor
     if executor is not None and len(job.shards) == 1:
         executor = None
         staging.notes += (ALONE,)
@@ -262,6 +273,11 @@ def _write(
     done |= staging.uploaded.keys()
     yield sum(len(job.shards[i]) for i in done), None
     missing = [i for i in range(len(job.shards)) if i not in done]
+    if missing and isinstance(source, ShuffledSource):
+        source.durable = staging.durable
+        if staging.durable and source.how == "buckets" and staging.state is None:
+            staging.save(START)  # a rerun continues the first pass
+        source.prepare(dealers)
     if missing:
         shard_path(job, staging.data, 0).parent.mkdir(parents=True, exist_ok=True)
     if executor is not None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import (
     CancelledError,
     Executor,
@@ -29,6 +29,7 @@ from concurrent.futures import (
 )
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -48,7 +49,7 @@ from dsprep.storage.nodes import wait_for
 from dsprep.storage.trees import remove
 from dsprep.writing.buckets import MOST, BucketReader, index_nbytes, write_runs
 from dsprep.writing.plan import PIECE_NBYTES, payload_nbytes, pieces
-from dsprep.writing.tasks import Task, Workplace, run_tasks
+from dsprep.writing.tasks import Task, begin_attempts, run_tasks
 
 How: TypeAlias = Literal["memory", "direct", "buckets"]
 
@@ -76,42 +77,6 @@ UNSYNCED_NBYTES = 4 << 30
 _JOURNAL = "shuffle.json"
 
 
-@dataclass(frozen=True, kw_only=True)
-class FirstPass:
-    """The first pass of a shuffle as it travels to other processes, and how its files are opened.
-
-    Attributes
-    ----------
-    place
-        Where the parts are, each in a directory of its own.
-    path, schema, seed, samples, per_bucket, piece_nbytes
-        What is dealt, and how.
-    parts
-        Into how many ranges of samples it is cut.
-    """
-
-    place: Workplace
-    path: Path
-    schema: Schema
-    seed: int
-    samples: int
-    per_bucket: int
-    piece_nbytes: int
-    parts: int
-
-    def range(self, part: int) -> tuple[int, int]:
-        """Return the samples of a part, half-open."""
-        return part * self.samples // self.parts, (part + 1) * self.samples // self.parts
-
-    def open(self) -> BucketSource:
-        """Open the buckets."""
-        files = [self.place.directory / f"part-{i}" / "runs" for i in range(self.parts)]
-        for path in files:
-            wait_for(path)  # another node may have made it
-        reader = BucketReader(files, self.schema, self.samples, self.per_bucket)
-        return BucketSource(self, self.samples, self.per_bucket, reader.load, reader)
-
-
 class _Threads(ThreadPoolExecutor):
     """Threads that deal samples until they are stopped."""
 
@@ -122,37 +87,49 @@ class _Threads(ThreadPoolExecutor):
         self.stopped = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Deal(Task[None]):
-    """A part of a first pass that is to be dealt; sample `offset` of all is the first of `base`."""
+    """Samples ``start .. stop`` to be dealt; sample `offset` of all is the first of `base`."""
 
-    first_pass: FirstPass
-    number: int
     base: Opening | Source
     offset: int
-    threads: _Threads | None = None
+    start: int
+    stop: int
+    order: Permutation
+    per_bucket: int
+    piece_nbytes: int
+    threads: _Threads | None
 
     @override
     def make(self, directory: Path) -> None:
-        how, base = self.first_pass, self.base
+        base = self.base
         with (
             nullcontext(base) if isinstance(base, Source) else base() as source,
             (directory / "runs").open("xb", buffering=0) as file,
         ):
-            order = Permutation(how.seed, how.samples)
-            write_runs(file, how.schema, order, how.per_bucket, self._batches(source))
-            if self.workplace.durable:
+            batches = self._batches(source)
+            write_runs(file, source.schema, self.order, self.per_bucket, batches)
+            if self.durable:
                 sync(file.fileno(), data=True)
                 sync_directory(directory)
 
     def _batches(self, base: Source) -> Iterator[tuple[int, Batch]]:
-        """Yield the samples of the part, each batch with the number of the first one."""
-        start, stop = self.first_pass.range(self.number)
-        arena, nbytes = Arena(), self.first_pass.piece_nbytes
-        for first, last in pieces(base, start - self.offset, stop - self.offset, target=nbytes):
+        """Yield the samples, each batch with the number of the first one."""
+        arena, start, stop = Arena(), self.start - self.offset, self.stop - self.offset
+        for first, last in pieces(base, start, stop, target=self.piece_nbytes):
             if self.threads is not None and self.threads.stopped:
                 raise CancelledError
             yield first + self.offset, base.read(first, last, arena)
+
+
+def open_buckets(
+    path: Path, schema: Schema, samples: int, per_bucket: int, files: Sequence[Path]
+) -> BucketSource:
+    """Return the samples that were dealt into files."""
+    for each in files:
+        wait_for(each)  # another node may have made it
+    reader = BucketReader(files, schema, samples, per_bucket)
+    return BucketSource(path, schema, samples, per_bucket, reader.load, reader)
 
 
 class BucketSource(Source):
@@ -160,8 +137,8 @@ class BucketSource(Source):
 
     Parameters
     ----------
-    of
-        What has the path and the fields.
+    path, schema
+        Of what has the samples.
     samples, per_bucket
         In all, and of a bucket.
     load
@@ -172,13 +149,14 @@ class BucketSource(Source):
 
     def __init__(
         self,
-        of: FirstPass | Source,
+        path: Path,
+        schema: Schema,
         samples: int,
         per_bucket: int,
         load: Callable[[int], Bucket],
         reader: BucketReader | None = None,
     ) -> None:
-        self.path, self.schema, self.reader = of.path, of.schema, reader
+        self.path, self.schema, self.reader = path, schema, reader
         self._samples, self._per_bucket, self._load = samples, per_bucket, load
         self._held: dict[int, Future[Bucket]] = {}
         self._unserved: dict[int, int] = {}  # of these, the samples that have not been asked for
@@ -318,7 +296,7 @@ class ShuffledSource(DerivedSource):
             each = 4 + 8 * sum(f.ragged for f in base.schema)
             more = 4096 + payload // 20 * base.schema.ragged + runs * index_nbytes(self._buckets)
             self.scratch_nbytes = payload + each * len(base) + more
-        self._first_pass: FirstPass | None = None  # when it is done
+        self._opening: Callable[[], BucketSource] | None = None  # when all is dealt
         self._served: BucketSource | None = None
         self._lock = threading.Lock()
 
@@ -345,12 +323,15 @@ class ShuffledSource(DerivedSource):
         with self._lock:
             if self._served is not None or self.how == "direct":
                 return
+            n = len(self)
             if self.how == "memory":
-                self._served = BucketSource(self, len(self), len(self), self._load_all)
+                self._served = BucketSource(self.path, self.schema, n, n, self._load_all)
                 return
-            first_pass = self._begin(executor)
-            self._do(first_pass, executor)
-            self._first_pass, self._served = first_pass, first_pass.open()
+            files = self._deal(executor)
+            self._opening = partial(
+                open_buckets, self.path, self.schema, n, self._per_bucket, files
+            )
+            self._served = self._opening()
 
     def _load_all(self, _: int) -> Bucket:
         """Return all samples, as the one bucket."""
@@ -365,8 +346,8 @@ class ShuffledSource(DerivedSource):
             list(pool.map(read, pieces(self.base, 0, len(self))))
         return assembly.batch(), self._order.all()
 
-    def _begin(self, executor: Executor | None) -> FirstPass:
-        """Return what is to be done; what other runs left is removed if it is not of use."""
+    def _deal(self, executor: Executor | None) -> list[Path]:
+        """Deal the parts that are missing; what other runs left is removed if it is not of use."""
         parts = PIECES * -(-self.scratch_nbytes // (PIECES * PART_NBYTES))  # of equal size
         parts = min(len(self), MOST_PARTS, parts)
         facts: list[Any] = [5, self.seed, len(self), self._per_bucket, self._piece_nbytes, parts]
@@ -381,34 +362,35 @@ class ShuffledSource(DerivedSource):
         self.scratch.mkdir(parents=True, exist_ok=True)
         if lasting and known.get("job") != job:
             write_record({"job": job}, journal)
-        # Nobody learns of a crash of another node, which takes what is not on the disk.
-        synced = lasting or executor is not None
-        return FirstPass(
-            place=Workplace.begin(self.scratch, durable=synced),
-            path=self.path,
-            schema=self.schema,
-            seed=self.seed,
-            samples=len(self),
-            per_bucket=self._per_bucket,
-            piece_nbytes=self._piece_nbytes,
-            parts=parts,
-        )
-
-    def _do(self, first_pass: FirstPass, executor: Executor | None) -> None:
-        """Deal the parts that are missing."""
-        there = {path.name for path in self.scratch.iterdir()}
-        missing = [i for i in range(first_pass.parts) if f"part-{i}" not in there]
+        attempts = begin_attempts(self.scratch)
+        made = [attempts.parent / f"part-{i}" for i in range(parts)]
+        edges = [i * len(self) // parts for i in range(parts + 1)]
         threads = _Threads(min(self._workers, PIECES), "dsprep-shuffle")
 
         def task(i: int) -> _Deal:
-            how, name = first_pass, f"part-{i}"
-            if executor is None:
-                return _Deal(how, i, self.base, 0, threads, workplace=how.place, name=name)
-            return _Deal(how, i, *self.base.part(*how.range(i)), workplace=how.place, name=name)
+            base: tuple[Any, int] = self.base, 0
+            if executor is not None:
+                base = self.base.part(edges[i], edges[i + 1])
+            return _Deal(
+                attempts=attempts,
+                name=made[i].name,
+                # Nobody learns of a crash of another node, which takes what is not on the disk.
+                durable=lasting or executor is not None,
+                base=base[0],
+                offset=base[1],
+                start=edges[i],
+                stop=edges[i + 1],
+                order=self._order,
+                per_bucket=self._per_bucket,
+                piece_nbytes=self._piece_nbytes,
+                threads=threads if executor is None else None,
+            )
 
-        with threads, closing(run_tasks(executor or threads, map(task, missing))) as done:
+        missing = (task(i) for i in range(parts) if not made[i].exists())
+        with threads, closing(run_tasks(executor or threads, missing)) as done:
             for _ in done:
                 pass
+        return [path / "runs" for path in made]
 
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
@@ -425,8 +407,8 @@ class ShuffledSource(DerivedSource):
         if self.how != "buckets":
             return super().part(start, stop)
         self.prepare()
-        assert self._first_pass is not None
-        return self._first_pass.open, 0
+        assert self._opening is not None
+        return self._opening, 0
 
     def resident_nbytes(self) -> int:
         """Return what is held besides the samples asked for: buckets, or what `base` holds."""
@@ -443,7 +425,7 @@ class ShuffledSource(DerivedSource):
         with self._lock:
             if self._served is not None:
                 self._served.close()
-            self._served = self._first_pass = None
+            self._served = self._opening = None
 
     def close(self) -> None:
         """Release memory and files, and close `base`; the temporary files stay for a rerun."""

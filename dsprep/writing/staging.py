@@ -28,6 +28,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -76,6 +77,9 @@ LEFT = (
     "some of what runs left or replaced cannot be removed yet: it is still open in another "
     "process, or the file system does not show all that it has; later remove"
 )
+
+_ASIDE = "left-"
+"""The prefix of what could not be removed and is in nobody's way."""
 
 
 class Staging:
@@ -227,9 +231,10 @@ class Staging:
 
     def _empty(self, *kept: str) -> None:
         for path in list(self.root.iterdir()):
-            if path.name not in (*kept, *atomic.KEPT):
-                remove(path)
-        self.data.mkdir(exist_ok=True)
+            stays = path.name in (*kept, *atomic.KEPT) or path.name.startswith(HIDDEN)
+            if not (stays or remove(path) or path.name.startswith(_ASIDE)):
+                path.rename(self.root / f"{_ASIDE}{secrets.token_hex(4)}")
+        self.data.mkdir()
 
     def _load(self, name: str, ignore: bool = False) -> dict[str, Any] | None:
         return None if ignore else read_record(self.root / name) or None
@@ -336,7 +341,7 @@ class Staging:
 def _check_contents(root: Path) -> None:
     """Raise `TargetError` if a working directory has what no run left: it would be removed."""
     names = [path.name for path in root.iterdir()]
-    foreign = [n for n in names if n not in atomic.KEPT and not n.startswith(HIDDEN)]
+    foreign = [n for n in names if n not in atomic.KEPT and not n.startswith((*HIDDEN, _ASIDE))]
     if foreign and atomic.LOCK not in names:
         raise TargetError(
             "what has the name of the directory in which it would be made is not dsprep's",

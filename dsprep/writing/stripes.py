@@ -105,9 +105,7 @@ def requested_stripe(text: str, path: Path) -> Stripe:
             expected="a power of two from 4KiB to 4GiB",
             fix="give the largest power of two that divides the stripe size of the storage",
         )
-    kind = (
-        STORE.file_system if isinstance(path, StorePath) else file_system(existing(path).resolve())
-    )
+    kind = detect(path).file_system
     return Stripe(nbytes=nbytes, source="as asked", file_system=kind, targets=None, matters=None)
 
 

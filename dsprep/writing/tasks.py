@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from dsprep import executors
 from dsprep.storage.durable import sync_directory
@@ -29,32 +29,12 @@ T = TypeVar("T", bound="Task[Any]")
 _ATTEMPTS = "attempts-"
 
 
-@dataclass(frozen=True)
-class Workplace:
-    """Where the tasks of a run make what they make.
-
-    Attributes
-    ----------
-    directory
-        Where it gets its names.
-    attempts
-        A directory in that, of this run alone.
-    durable
-        Whether to wait for the disk.
-    """
-
-    directory: Path
-    attempts: Path
-    durable: bool
-
-    @classmethod
-    def begin(cls, directory: Path, *, durable: bool) -> Self:
-        """Return the workplace of a new run; what earlier runs have not completed is removed."""
-        directory = directory.absolute()
-        for path in directory.glob(f"{_ATTEMPTS}*"):
-            remove(path)
-        attempts = Path(tempfile.mkdtemp(prefix=_ATTEMPTS, dir=directory))
-        return cls(directory, attempts, durable)
+def begin_attempts(directory: Path) -> Path:
+    """Return a directory in another one for the attempts of a new run; those of others go."""
+    directory = directory.absolute()
+    for path in directory.glob(f"{_ATTEMPTS}*"):
+        remove(path)
+    return Path(tempfile.mkdtemp(prefix=_ATTEMPTS, dir=directory))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,19 +43,22 @@ class Task(ABC, Generic[R]):
 
     Attributes
     ----------
-    workplace
-        Where it is done.
+    attempts
+        Where it is done; above is where what it makes gets its name.
     name
         Of the directory that it makes.
+    durable
+        Whether to wait for the disk.
     """
 
-    workplace: Workplace
+    attempts: Path
     name: str
+    durable: bool
 
     @property
     def made(self) -> Path:
         """What it makes: it is there when it is complete."""
-        return self.workplace.directory / self.name
+        return self.attempts.parent / self.name
 
     @property
     def subject(self) -> str:
@@ -84,13 +67,12 @@ class Task(ABC, Generic[R]):
 
     @abstractmethod
     def make(self, directory: Path) -> R:
-        """Do the work in an empty directory, durably if the workplace is."""
+        """Do the work in an empty directory, durably if it is to be."""
 
 
 def do(task: Task[R]) -> R:
     """Do a task."""
-    place = task.workplace
-    own = Path(tempfile.mkdtemp(prefix=f"{task.name}-", dir=place.attempts))
+    own = Path(tempfile.mkdtemp(prefix=f"{task.name}-", dir=task.attempts))
     result = task.make(own)
     try:
         own.rename(task.made)
@@ -98,8 +80,8 @@ def do(task: Task[R]) -> R:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         remove(own)  # another attempt was faster
-    if place.durable:
-        sync_directory(place.directory)
+    if task.durable:
+        sync_directory(task.made.parent)
     return result
 
 
@@ -115,7 +97,7 @@ def run_tasks(
     executor, ahead
         As of `executors.run`.
     tasks
-        Of one workplace.
+        Of one directory.
     """
     with closing(executors.run(executor, do, tasks, ahead)) as results:
         for task, result in results:

@@ -27,10 +27,6 @@ Done: TypeAlias = tuple[int, int | None]
 """
 
 
-class _Stopped(Exception):
-    """Another worker has failed."""
-
-
 class ShardCopy:
     """Copies one shard's samples from `source` to `writer`.
 
@@ -140,8 +136,6 @@ class ShardCopy:
                 if index < 0:
                     break
                 self._copy(index, start, stop, arena)
-        except _Stopped:
-            pass
         except BaseException as error:
             with self._turn:
                 self._failed = self._stopped = True
@@ -157,8 +151,8 @@ class ShardCopy:
         piece: Any = self._writer.encode(batch, start - self._start, arena)
         with self._turn:
             self._turn.wait_for(lambda: self._stopped or self._next_turn == index)
-            if self._stopped:
-                raise _Stopped
+            if self._stopped:  # another worker has failed
+                return
             self._writer.reserve(piece)
             self._reserved = stop - self._start
             self._since_position += nbytes

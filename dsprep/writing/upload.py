@@ -17,7 +17,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import Any
 
 from typing_extensions import override
@@ -28,6 +27,7 @@ from dsprep.sidecar import spec
 from dsprep.sidecar.spec import Content, write_record
 from dsprep.storage import trees
 from dsprep.storage.atomic import make_scratch
+from dsprep.storage.identity import Identity
 from dsprep.storage.locking import signature
 from dsprep.storage.paths import StorePath
 from dsprep.writing import remote
@@ -35,17 +35,6 @@ from dsprep.writing.create_sidecar import Made
 from dsprep.writing.job import AT_ONCE
 from dsprep.writing.remote import Claim, as_object
 from dsprep.writing.staging import START, Staging
-
-UNCONDITIONAL = (
-    "this store ignores If-None-Match and replaced an object that was there: two runs that write "
-    "to one name at the same time may not notice each other"
-)
-
-
-def open_staging(target: Path, job: Mapping[str, Any], **options: Any) -> Staging:
-    """Return the directory in which `target` is made; see `Staging`."""
-    made = UploadStaging if isinstance(target, StorePath) else Staging
-    return made(target, job, **options)
 
 
 class UploadStaging(Staging):
@@ -56,7 +45,7 @@ class UploadStaging(Staging):
         self._claim: Claim | None = None
         self._version = self._sidecar = ""
         self._is_held = False
-        self._before: dict[StorePath, int] = {}  # what was there, and its version as a number
+        self._before = set[StorePath]()  # what was there when this run began
         self._begun = set[StorePath]()  # the shards that have been uploaded, perhaps in part
         self._clearing = Lock()
         self._pool = ThreadPoolExecutor(AT_ONCE, "dsprep-upload")
@@ -83,16 +72,7 @@ class UploadStaging(Staging):
         if there:
             beside = as_object(spec.sidecar_path(self._remote))
             self._sidecar = beside.store.etag(beside.key)
-        if state is not None:
-            state = {k: v for k, v in state.items() if k != "complete" or not self._is_lost(state)}
-        return state
-
-    def _is_lost(self, state: Mapping[str, Any]) -> bool:
-        """Whether a shard that was complete is neither here nor in the store."""
-        names = {content.files[0].path for content, _ in self.uploaded.values()}
-        here = self.made.iterdir() if self.made.is_dir() else [self.made]
-        names.update(path.name for path in here if path.exists())
-        return len(names) < int(state["shard"])
+        return None if state is None else {k: v for k, v in state.items() if k != "complete"}
 
     def _check_owner(self, claim: Claim) -> None:
         """Raise `TargetError` if another process may be making it."""
@@ -136,25 +116,20 @@ class UploadStaging(Staging):
         else:
             replaces = before.replaces or remote.published(self._remote)
         self._hold(Claim(job=job, run=secrets.token_hex(8), replaces=replaces))
-        assert self._claim is not None
-        if remote.ignores_conditions(self._remote, self._claim):
-            _, self._version = remote.read_claim(self._remote)
-            self.notes += (UNCONDITIONAL,)
         if before is not None and not replaces:
             remote.remove(self._remote)  # all that is there was uploaded by runs that are given up
 
     def _look(self) -> None:
         """See what is in the store: what other runs of this job have uploaded, and what else."""
         assert self._claim is not None
-        for path in remote.objects(self._remote):
-            self._before[path] = path.stat().st_mtime_ns
+        self._before = set(remote.objects(self._remote))
         for number, (content, companion) in remote.read_records(
             self._remote, self._claim.run
         ).items():
             entry = content.files[0]
             path, who = self._remote / entry.path, entry.identity
             with suppress(FileNotFoundError):
-                if remote.version_of(path) == (who.files, who.nbytes, who.etag):
+                if who.changed(path) is None:
                     self.uploaded[number] = content, companion
                     self._begun.add(path)
 
@@ -207,20 +182,12 @@ class UploadStaging(Staging):
         for path in list(remote.objects(target)):
             if path not in files:
                 path.unlink(missing_ok=True)
-        return remote.version_of(target)[2]
+        return Identity.look(target).etag
 
     def _put(self, path: Path, target: StorePath) -> str:
-        """Upload a file, in place of what was there when this run began; return its version."""
-        store, key, before = target.store, target.key, self._before.get(target)
-        condition: bool | str = False
-        store.forget(key)
+        """Upload a file, unless only others can have put what is there; return its version."""
         try:
-            if before is not None and store.stat(key).st_mtime_ns == before:
-                condition = store.etag(key) or True
-        except FileNotFoundError:
-            pass  # it was removed meanwhile
-        try:
-            return store.put(key, path, overwrite=condition)
+            return target.store.put(target.key, path, overwrite=target in self._before)
         except FileExistsError as error:
             raise self._meanwhile(target) from error
 
@@ -293,13 +260,3 @@ class UploadStaging(Staging):
             with suppress(OSError):  # then others see that this process has ended
                 remote.write_claim(self._remote, replace(self._claim, owner=""), self._version)
         super().close()
-
-    @override
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stop()
-        super().__exit__(kind, error, trace)

@@ -193,12 +193,12 @@ def _buffer(
     requested: str | int | None, each: int, payload: int, grouped: int | None
 ) -> tuple[int, str]:
     """Return the bytes of a group of samples of `each` bytes, and its size for `dsprep.repack`."""
-    buffer = parse_buffer("auto" if requested is None else str(requested))
-    if buffer.samples is not None:
-        return max(1, buffer.samples * each), str(buffer.samples)
+    samples, limit = parse_buffer("auto" if requested is None else str(requested))
+    if samples is not None:
+        return max(1, samples * each), str(samples)
     nbytes = max(1, each, min(BUFFER, payload // GROUPS)) if grouped is None else grouped
-    if buffer.nbytes is not None:
-        nbytes = max(buffer.nbytes, each, 1)
+    if limit is not None:
+        nbytes = max(limit, each, 1)
     return nbytes, f"{nbytes}B"
 
 

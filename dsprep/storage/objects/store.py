@@ -460,16 +460,6 @@ class ObjectStore(Store):
         counters.sent += size
         return etag_of(made)
 
-    @override
-    def ignores_conditions(self, name: str, data: bytes) -> bool:
-        (_, other), key = self._split(name)
-        counters.other += 1
-        try:
-            _put(other, key, data, "create")
-        except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
-            return False
-        return True
-
     def _meta(self, other: Any, key: str) -> Any:
         """Return what the server says of an object now, None if there is none."""
         counters.other += 1

@@ -7,13 +7,12 @@ that are there.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from dsprep import executors
 from dsprep.core.schema import Schema
@@ -36,7 +35,8 @@ from dsprep.writing.items.tasks import (
     show_function,
     show_item,
 )
-from dsprep.writing.tasks import Workplace, run_tasks
+from dsprep.writing.job import Progress
+from dsprep.writing.tasks import run_tasks
 
 TASK_SECONDS = 2.0
 """Seconds of work per task, about: what is lost when a worker is killed."""
@@ -47,75 +47,8 @@ MOST_TASKS = 4096
 MOST_ITEMS = 1 << 14
 """Items of a task, unless `MOST_TASKS` asks for more."""
 
-OFTEN = 0.5
-"""Seconds between two reports of progress, at least."""
-
 REASONS = 3
 """Errors that are shown when all items failed."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far the work has come; as text a line for a person.
-
-    Attributes
-    ----------
-    what
-        ``"items"`` while the function is called, then ``"samples"`` while they are written.
-    done, total
-        Of these, those of interrupted runs included.
-    before
-        Of those done, how many earlier runs did.
-    seconds
-        Since this run began with them.
-    """
-
-    what: str
-    done: int
-    total: int
-    before: int
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        """How many are done in a second of this run."""
-        return (self.done - self.before) / max(self.seconds, 1e-9)
-
-    @property
-    def left(self) -> float | None:
-        """Seconds until all are done, if the rate stays as it is; None if there is none yet."""
-        return (self.total - self.done) / self.rate if self.rate else None
-
-    def __str__(self) -> str:
-        text = f"{self.what} {self.done:,} of {self.total:,}, {self.rate:,.1f} a second"
-        if self.left is None:
-            return text
-        minutes, seconds = divmod(round(self.left), 60)
-        hours, minutes = divmod(minutes, 60)
-        return f"{text}, {hours}:{minutes:02}:{seconds:02} left"
-
-
-ProgressCallback: TypeAlias = Callable[[Progress], object]
-
-
-class ProgressReporter:
-    """Reports the progress of one kind of work, not more often than a person can read."""
-
-    def __init__(self, callback: ProgressCallback | None, subject: str, total: int) -> None:
-        self._callback, self._subject, self._total = callback, subject, total
-        self._before: int | None = None
-        self._began = self._last = time.monotonic()
-
-    def __call__(self, done: int, nbytes: int = 0) -> None:
-        """Report how many are done; the first call says how many were done before."""
-        now, first = time.monotonic(), self._before is None
-        if self._before is None:
-            self._before, self._began = done, now
-        due = first or done == self._total or now - self._last >= OFTEN
-        if self._callback is None or not due:
-            return
-        self._last = now
-        self._callback(Progress(self._subject, done, self._total, self._before, now - self._began))
 
 
 CONTINUED = (
@@ -200,8 +133,9 @@ class Calls:
     def run(
         self,
         executor: Executor,
-        place: Workplace,
-        callback: ProgressCallback | None,
+        attempts: Path,
+        durable: bool,
+        callback: Progress | None,
         check: Callable[[Schema], object],
     ) -> None:
         """Call the function for all items that are missing.
@@ -210,10 +144,10 @@ class Calls:
         ----------
         executor
             Who calls it.
-        place
-            Where the parts are.
+        attempts, durable
+            As of its tasks.
         callback
-            Called with how far that has come.
+            Called with how many items are done, and how many there are.
         check
             Called with the fields as soon as they are known.
 
@@ -231,13 +165,12 @@ class Calls:
             return 2 * max(1, workers if seconds >= TASK_SECONDS / 4 else present)
 
         seconds = 0.0
-        reporter = ProgressReporter(callback, "items", len(self._items))
-        done = self.resumed
-        reporter(done)
+        done, tell = self.resumed, callback or (lambda done, total: None)
+        tell(done, len(self._items))
         for alone in (True, False):  # the first sample has the fields of all
             if not alone and self.schema is not None:
                 check(self.schema)
-            tasks = self._tasks(place, present, alone)
+            tasks = self._tasks(attempts, durable, present, alone)
             most = (lambda: 1) if alone else ahead if workers else None
             with closing(run_tasks(executor, tasks, most)) as results:
                 for task, seconds in results:
@@ -245,10 +178,12 @@ class Calls:
                     wanted = len(task.items) * min(4.0, TASK_SECONDS / max(seconds, 1e-6))
                     self._size = max(1, min(MOST_ITEMS, int(wanted)))
                     done += len(task.items)
-                    reporter(done)
+                    tell(done, len(self._items))
         self._parts.sort(key=lambda part: part.start)
 
-    def _tasks(self, place: Workplace, workers: int, alone: bool) -> Iterator[ItemsTask]:
+    def _tasks(
+        self, attempts: Path, durable: bool, workers: int, alone: bool
+    ) -> Iterator[ItemsTask]:
         """Yield tasks for the items that are missing; `alone`: as long as no fields are known."""
         smallest = -(-len(self._items) // MOST_TASKS)
         edges = sorted(edge for part in self._parts for edge in (part.start, part.stop))
@@ -259,7 +194,8 @@ class Calls:
                 share = -(-left // (2 * workers))  # so that all end at about the same time
                 size = min(stop - start, max(smallest, min(self._size, share)))
                 yield ItemsTask(
-                    workplace=place,
+                    attempts=attempts,
+                    durable=durable,
                     name=part_name(start, start + size),
                     function=self._function,
                     items=tuple(self._items[i] for i in range(start, start + size)),

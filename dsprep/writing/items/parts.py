@@ -194,6 +194,7 @@ class PartsSource(BlockSource):
     """
 
     version = "samples of items"
+    repeatable = True
 
     def __init__(self, directory: Path, schema: Schema, parts: Sequence[Part]) -> None:
         self.path, self.schema = directory, schema

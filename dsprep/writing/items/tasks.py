@@ -139,7 +139,7 @@ class _Making:
         """Complete the part."""
         self._write(0)
         self._writer.finish(
-            self._task.workplace.durable,
+            self._task.durable,
             start=self._task.start,
             stop=self._task.start + len(self._task.items),
             schema=None if self._schema is None else self._schema.to_json(),

@@ -24,7 +24,22 @@ class Abandoned(DsprepError):
         super().__init__("the program that gives the samples has stopped")
 
 
-class FedSource(Source):
+class GivenSource(Source):
+    """Samples that a program gives: they are in no file that stays."""
+
+    version = "samples that a program gave"
+    repeatable = False
+
+    def files(self) -> list[Path]:
+        """Return nothing."""
+        return []
+
+    def storage(self) -> dict[str, FieldStorage]:
+        """Return nothing, as `files` does."""
+        return {}
+
+
+class FedSource(GivenSource):
     """A known number of samples of fixed shape, each of which is read once and in order.
 
     Parameters
@@ -33,10 +48,12 @@ class FedSource(Source):
         What they are written to, for messages.
     schema, count
         The fields, none of them ragged, and the number of samples.
-    """
 
-    version = "samples that a program gave"
-    repeatable = False
+    Attributes
+    ----------
+    abandoned
+        Whether `abandon` was called.
+    """
 
     def __init__(self, path: Path, schema: Schema, count: int) -> None:
         self.path, self.schema = path, schema
@@ -44,7 +61,7 @@ class FedSource(Source):
         self._requests: dict[int, tuple[dict[str, Array], threading.Event]] = {}
         self._at = self._end = 0  # the samples that are being filled in, half-open
         self._changed = threading.Condition()
-        self._abandoned = self._ended = False
+        self.abandoned = self._ended = False
 
     def __len__(self) -> int:
         return self._count
@@ -61,10 +78,10 @@ class FedSource(Source):
         with self._changed:
             self._requests[start] = arrays, filled
             self._changed.notify_all()
-            if self._abandoned:
+            if self.abandoned:
                 raise Abandoned
         filled.wait()
-        if self._abandoned:
+        if self.abandoned:
             raise Abandoned
         return dict(arrays)
 
@@ -94,7 +111,7 @@ class FedSource(Source):
     def abandon(self) -> None:
         """Let every read, now and later, raise `Abandoned`."""
         with self._changed:
-            self._abandoned = True
+            self.abandoned = True
             for _, filled in self._requests.values():
                 filled.set()
 
@@ -103,16 +120,3 @@ class FedSource(Source):
         with self._changed:
             self._ended = True
             self._changed.notify_all()
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether `abandon` was called."""
-        return self._abandoned
-
-    def files(self) -> list[Path]:
-        """Return nothing: the samples are in no file."""
-        return []
-
-    def storage(self) -> dict[str, FieldStorage]:
-        """Return nothing, as `files` does."""
-        return {}

@@ -33,11 +33,10 @@ from dsprep.core.schema import (
     empty_batch,
     new_array,
 )
-from dsprep.formats.base import Source
-from dsprep.layout.describe import FieldStorage
 from dsprep.storage.atomic import make_scratch
 from dsprep.storage.durable import write_error
 from dsprep.storage.ranges import pread_into, pwrite_all
+from dsprep.writing.samples.feed import GivenSource
 
 BLOCK_NBYTES = 1 << 20
 """Payload of a block, about: what is read of one to get a sample."""
@@ -70,7 +69,7 @@ def unpack(schema: Schema, data: Bytes, count: int) -> Batch:
     return batch
 
 
-class BlockSource(Source):
+class BlockSource(GivenSource):
     """Samples in blocks of temporary files."""
 
     @abstractmethod
@@ -88,14 +87,6 @@ class BlockSource(Source):
             at += some.stop - some.start
         return assembly.batch()
 
-    def files(self) -> list[Path]:
-        """Return nothing: a program made the samples."""
-        return []
-
-    def storage(self) -> dict[str, FieldStorage]:
-        """Return nothing, as `files` does."""
-        return {}
-
 
 class Spool(BlockSource):
     """Samples kept in memory and in a temporary file, and then read from there.
@@ -109,9 +100,6 @@ class Spool(BlockSource):
     memory
         Bytes from which on the samples that come go to the file.
     """
-
-    version = "samples that a program gave"
-    repeatable = False
 
     def __init__(self, path: Path, schema: Schema, memory: int = 0) -> None:
         self.path, self.schema, self._memory = path, schema, memory
