@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from dsprep.core.schema import Arena, Bytes, Field, Ints, Ragged, new_array
 from dsprep.core.schema import Column as Values
 from dsprep.core.spans import offsets_of
 from dsprep.errors import layout_mismatch
-from dsprep.layout.locate import check_rows, cut_lines, plain_rows, rows_at, rows_of
+from dsprep.layout.locate import check_rows, cut_lines, plain_rows, rows_of
 from dsprep.layout.model import Column, Grid
 from dsprep.reading.chunks import Chunks, fill_value
 from dsprep.reading.files import most_open
@@ -22,69 +21,34 @@ from dsprep.storage.base import Handle
 from dsprep.storage.scatter import GROUP_NEAR, NEAR
 
 _U8 = np.dtype(np.uint8)
-_ALIGN = 64
 
-
-Spans = tuple[Callable[[str], Handle], str, Ints, Ints, Ints]
-"""Byte ranges of one file: what opens it, its path, offsets, lengths, offsets in the buffer."""
-
-
-@dataclass(frozen=True)
-class PendingRead:
-    """What a read of one field needs from the files.
-
-    `nbytes` is the size of the buffer that it takes, `spans` are the byte ranges, file by file;
-    `done` turns the buffer, once it is filled, into the field's values, or the rows' bytes.
-    """
-
-    nbytes: int
-    spans: list[Spans]
-    done: Callable[[Bytes], Any]
+Ranges: TypeAlias = tuple[str, Ints, Ints, Ints]
+"""Byte ranges of one file: its path, offsets, lengths, and the addresses that they are read to."""
 
 
 def read_columns(
     readers: Mapping[str, ColumnReader], indices: Ints, arena: Arena | None
 ) -> dict[str, Values]:
-    """Return several fields of the same samples of a file; raises as `ColumnReader.begin` does."""
-    consecutive = bool((indices[1:] - indices[:-1] == 1).all())
-    pending = {name: reader.begin(indices, arena) for name, reader in readers.items()}
-    return fetch(pending, arena, GROUP_NEAR if consecutive else NEAR)
-
-
-def fetch(
-    pending: Mapping[str, PendingRead], arena: Arena | None, near: int = GROUP_NEAR
-) -> dict[str, Values]:
-    """Return fields by what each of them needs from the files.
+    """Return several fields of the same samples of a file; raises as `ColumnReader.steps` does.
 
     All their bytes are fetched together, so fields that lie side by side, as in a group, take one
-    ``preadv``. The values of fields that need nothing more from the files may be there already.
-    As many files are open together as may be. `near` is as in `dsprep.storage.scatter.runs`.
+    ``preadv``. As many files are open together as may be.
     """
-    bases = [0]
-    for want in pending.values():
-        bases.append(bases[-1] + -(-want.nbytes // _ALIGN) * _ALIGN)
-    buffer = new_array(arena, "sidecar.columns", (bases[-1],), _U8)
-    spans: dict[tuple[Callable[[str], Handle], str], list[tuple[str, Ints, Ints, Ints]]] = {}
-    for base, (name, want) in zip(bases, pending.items(), strict=False):
-        for open_file, path, offsets, lengths, positions in want.spans:
-            part = name, offsets, lengths, positions + base if base else positions
-            spans.setdefault((open_file, path), []).append(part)
-    files, most = [*spans.items()], most_open()
-    for low in range(0, len(files), most):
+    steps = {name: reader.steps(indices, arena) for name, reader in readers.items()}
+    files: dict[str, list[tuple[str, Ints, Ints, Ints]]] = {}
+    for name, step in steps.items():
+        for path, *ranges in next(step):
+            files.setdefault(path, []).append((name, *ranges))
+    consecutive = bool((indices[1:] - indices[:-1] == 1).all())
+    open_file, paths, most = next(iter(readers.values())).open_file, [*files], most_open()
+    for low in range(0, len(paths), most):
         plan = ReadPlan()
-        for (open_file, path), parts in files[low : low + most]:
+        for path in paths[low : low + most]:
             file = open_file(path)
-            if len(files) == len(parts) == len(parts[0][1]) == 1:
-                offset, nbytes, at = (int(p[0]) for p in parts[0][1:])
-                file.read_checked(buffer[at : at + nbytes], offset, f"field {parts[0][0]}")
-                continue
-            for name, offsets, lengths, positions in parts:
-                plan.put(file, offsets, lengths, positions + buffer.ctypes.data, f"field {name}")
-        plan.read(near)
-    return {
-        name: want.done(buffer[base : base + want.nbytes])
-        for base, (name, want) in zip(bases, pending.items(), strict=False)
-    }
+            for name, offsets, lengths, addresses in files[path]:
+                plan.put(file, offsets, lengths, addresses, f"field {name}")
+        plan.read(GROUP_NEAR if consecutive else NEAR)
+    return {name: next(step) for name, step in steps.items()}
 
 
 class ColumnReader:
@@ -94,7 +58,7 @@ class ColumnReader:
     """
 
     def __init__(self, column: Column, field: Field, open_file: Callable[[str], Handle]) -> None:
-        self.column, self.field, self._open = column, field, open_file
+        self.column, self.field, self.open_file = column, field, open_file
         self._chunks: Chunks | None = None
         grid = column.grid
         if grid is not None and not grid.plain:
@@ -106,36 +70,23 @@ class ColumnReader:
         """Return what reading holds besides the samples: decoded chunks."""
         return 0 if self._chunks is None else self._chunks.nbytes
 
-    def begin(self, indices: Ints, arena: Arena | None) -> PendingRead:
-        """Return what reading the field of the samples `indices` needs from the files.
+    def steps(self, indices: Ints, arena: Arena | None) -> Iterator[Any]:
+        """Yield what has to be read, a list of `Ranges`; and once it has been, the values.
 
-        Raises `FormatError` if the layout gives offsets that are not in the files.
-        """
-        first, count = rows_of(self.column, indices)
-        rows = self.begin_rows(first, count, arena, f"sidecar.field.{self.field.name}")
-        return replace(rows, done=lambda buffer: self._values(rows.done(buffer), count))
-
-    def begin_rows(self, first: Ints, count: Ints, arena: Arena | None, key: str) -> PendingRead:
-        """Return what reading rows of the array needs from the files.
-
-        What it is turned into are the bytes of these rows, decoded and back to back. `first` and
-        `count` are int64, shape ``(n,)``: the first row of each range, and how many rows it has;
-        `key` names the memory in `arena` that decoded rows take.
+        Raises `FormatError` if the layout gives rows or offsets that are not there.
         """
         grid = self.column.grid
+        first, count = rows_of(self.column, indices)
         if grid is None or not len(first):
-            return PendingRead(0, [], lambda _: np.empty(0, np.uint8))
-        if len(first) == 1 and self._chunks is None:
-            extents, rows = rows_at(grid, int(first[0]), int(count[0])), int(count[0])
-            if extents is not None:
-                extent = np.array([[extents[1]], [rows * grid.row_nbytes], [0]], np.int64)
-                spans: list[Spans] = [(self._open, extents[0], *extent)]
-                return PendingRead(rows * grid.row_nbytes, spans, lambda buffer: buffer)
+            yield []
+            yield self._values(np.empty(0, np.uint8), count)
+            return
         check_rows(grid, first, count, self.field.name)
-        first, count = _joined(first, count)
-        if self._chunks is not None:
-            return self._begin_encoded(self._chunks, first, count, arena, key)
-        return self._begin_plain(grid, first, count)
+        key = f"sidecar.field.{self.field.name}"
+        rows, nbytes = _joined(first, count), int(count.sum()) * grid.row_nbytes
+        read = self._plain if self._chunks is None else self._encoded
+        out = yield from read(grid, *rows, lambda: new_array(arena, key, (nbytes,), _U8))
+        yield self._values(out, count)
 
     def _values(self, out: Bytes, count: Ints) -> Values:
         """Return decoded rows as the field of samples that have `count` rows each."""
@@ -158,47 +109,45 @@ class ColumnReader:
         values = out.view(field.dtype).reshape(-1, *field.inner)
         return Ragged.from_lengths(values, nbytes // row, field.kind)
 
-    def _begin_plain(self, grid: Grid, first: Ints, count: Ints) -> PendingRead:
-        extents, positions = plain_rows(grid, first, count), offsets_of(count * grid.row_nbytes)
-        to, stored = extents.addresses(positions[:-1]), extents.stored()
-        there = to[(extents.offset >= 0) & (extents.length > 0)] if stored is not extents else to
-        spans = [
-            (self._open, path, stored.offset[chosen], stored.length[chosen], there[chosen])
-            for path, chosen in (stored.by_path() if len(there) else ())
+    def _plain(
+        self, grid: Grid, first: Ints, count: Ints, take: Callable[[], Bytes]
+    ) -> Generator[list[Ranges], None, Bytes]:
+        """Yield the ranges of rows that are stored as they are; return their bytes."""
+        out, extents = take(), plain_rows(grid, first, count)
+        base = int(out.ctypes.data)
+        to = extents.addresses(offsets_of(count * grid.row_nbytes)[:-1] + base)
+        there = (extents.offset >= 0) & (extents.length > 0)
+        stored, addresses = extents.stored(), to[there]
+        yield [
+            (path, stored.offset[chosen], stored.length[chosen], addresses[chosen])
+            for path, chosen in (stored.by_path() if len(addresses) else ())
         ]
-        lacking = np.flatnonzero(extents.offset < 0).tolist()
-        fill = fill_value(grid, self.field.name) if lacking else np.zeros(0, np.uint8)
+        for i in np.flatnonzero(extents.offset < 0).tolist():
+            at = int(to[i]) - base
+            rows = out[at : at + int(extents.length[i])].reshape(-1, grid.itemsize)
+            rows[:] = fill_value(grid, self.field.name)
+        return out
 
-        def done(out: Bytes) -> Bytes:
-            for i in lacking:
-                out[to[i] : to[i] + extents.length[i]].reshape(-1, grid.itemsize)[:] = fill
-            return out
-
-        return PendingRead(int(positions[-1]), spans, done)
-
-    def _begin_encoded(
-        self, chunks: Chunks, first: Ints, count: Ints, arena: Arena | None, key: str
-    ) -> PendingRead:
-        grid = chunks.grid
-        nbytes = int(count.sum()) * grid.row_nbytes
-        lines = _lines(grid.chunk[0], first, count)
-
-        def decode(stored: Bytes | None) -> Bytes:
-            out = new_array(arena, key, (nbytes,), _U8)
-            result = out.reshape(-1, *grid.shape[1:], grid.itemsize)
-            for line, rows in lines.items():
-                chunks.copy(line, rows, result, stored)
-            return out
-
-        # A single chunk is fetched with what other fields need.
-        line = next(iter(lines), -1)
+    def _encoded(
+        self, grid: Grid, first: Ints, count: Ints, take: Callable[[], Bytes]
+    ) -> Generator[list[Ranges], None, Bytes]:
+        """Yield the range of a single chunk; return rows, decoded."""
+        chunks, lines = self._chunks, _lines(grid.chunk[0], first, count)
+        assert chunks is not None  # of what is not plain
+        line, stored, ranges = next(iter(lines), -1), None, list[Ranges]()
         if chunks.side == len(lines) == 1 and not chunks.has(line):
             path, offset, length, _ = chunks.where(line)
-            if length:
-                self._open(path).check_extents(np.array([offset]), np.array([length]), "a chunk")
-                extent = np.array([[offset], [length], [0]], np.int64)
-                return PendingRead(length, [(self._open, path, *extent)], decode)
-        return PendingRead(0, [], lambda _: decode(None))
+            if length:  # it is fetched with what other fields need
+                extent = np.array([[offset], [length]], np.int64)
+                self.open_file(path).check_extents(*extent, "a chunk")
+                stored = np.empty(length, np.uint8)
+                ranges = [(path, *extent, np.array([stored.ctypes.data]))]
+        yield ranges
+        out = take()
+        result = out.reshape(-1, *grid.shape[1:], grid.itemsize)
+        for line, rows in lines.items():
+            chunks.copy(line, rows, result, stored)
+        return out
 
 
 def _lines(per: int, first: Ints, count: Ints) -> dict[int, list[tuple[int, int, int]]]:

@@ -16,7 +16,7 @@ from dsprep.formats.options import OpenOptions
 from dsprep.formats.ragged import ArrayTree, find_tables, indexed, routes_of
 from dsprep.formats.samples import Sized
 from dsprep.layout.laws import Explicit
-from dsprep.reading.columns import ColumnReader, fetch
+from dsprep.reading.columns import ColumnReader, read_columns
 from dsprep.storage.base import Handle
 from dsprep.storage.checksums import check_member, read_crc32
 
@@ -88,8 +88,8 @@ class StoredNumbers:
 
     def read(self, start: int, stop: int) -> Array:
         """Return rows ``start <= i < stop``."""
-        pending = self._reader.begin(np.arange(start, stop, dtype=np.int64), None)
-        rows: Any = fetch({"": pending}, None)[""]
+        numbers = np.arange(start, stop, dtype=np.int64)
+        rows: Any = read_columns({"": self._reader}, numbers, None)[""]
         found: Array = rows
         return found
 
