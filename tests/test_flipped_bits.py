@@ -15,7 +15,7 @@ from support import flip
 
 import dsprep
 from dsprep.errors import DsprepError, FormatError, ReadError, UsageError
-from dsprep.reader.loader import UnverifiedWarning
+from dsprep.reader.checks import UnverifiedWarning
 from dsprep.sidecar import sidecar
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.verbs.check import check

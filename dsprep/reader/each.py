@@ -8,19 +8,14 @@ Reader uses again once nobody refers to it.
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Array, Batch, DType, Ints, Ragged, column_of
-from dsprep.errors import ItemError, UsageError, describe
-from dsprep.reader.memory import Allocate, Pool
-from dsprep.reader.order import EpochSegment
+from dsprep.core.schema import Array, Batch, DType, Ragged, column_of
+from dsprep.errors import UsageError
 
 _ALIGN = 64  # bytes, for vector instructions
 _RUNS = 2  # of samples for each thread: who is done with one takes the next
@@ -120,104 +115,6 @@ class Collate:
         """Return what the function returns."""
         rows = zip(*map(self.apart, batch.values()), strict=True)
         return self.__wrapped__([dict(zip(batch, row, strict=True)) for row in rows], **more)
-
-
-class Begun(Protocol):
-    """A batch on which threads work, as a `Future` is one."""
-
-    def result(self) -> Any:
-        """Wait for it, and return it; or raise what went wrong."""
-
-    def cancel(self) -> Any:
-        """Leave it, if it has not begun."""
-
-
-@dataclass(frozen=True)
-class EachBegun:
-    """A batch of which threads fill some samples each."""
-
-    runs: list[Future[None]]
-    batch: Batch
-
-    def result(self) -> Batch:
-        """See `Begun`."""
-        for run in self.runs:
-            run.result()
-        return self.batch
-
-    def cancel(self) -> None:
-        """See `Begun`."""
-        for run in self.runs:
-            run.cancel()
-
-
-class EachRun:
-    """Applies an `Each` to the batches of one Reader.
-
-    Parameters
-    ----------
-    each
-        What is applied.
-    key
-        What `rng` is drawn from, with the epoch and the number of the sample.
-    dataset
-        For errors.
-    blocks, allocate
-        How many batches are in memory, and what gives it.
-    """
-
-    def __init__(
-        self, each: Each, key: int, dataset: Path, blocks: int, allocate: Allocate
-    ) -> None:
-        self._each, self._key, self._dataset = each, key, dataset
-        self._pool = Pool(1, blocks, allocate)
-        self._numbers: Iterator[Ints] = iter(())
-
-    def begin(
-        self, pool: ThreadPoolExecutor, batch: Batch, leg: EpochSegment, step: int, threads: int
-    ) -> Begun:
-        """Begin to work on the batch of a step: one after another from the first one on."""
-        if step == leg.first:
-            self._numbers = leg.numbers()
-        numbers = next(self._numbers)
-        count, epoch = len(numbers), leg.number
-        out = self._arrays(count)
-        each = max(1, -(-count // (threads * _RUNS)))
-        runs = [
-            pool.submit(self._fill, batch, out, numbers, epoch, range(at, min(at + each, count)))
-            for at in range(0, count, each)
-        ]
-        return EachBegun(runs, {**self._each.kept(batch), **out})
-
-    def _arrays(self, count: int) -> dict[str, Array]:
-        """Return memory for the results of `count` samples."""
-        places, end = {}, 0
-        for name, (dtype, shape) in self._each.out.items():
-            places[name] = end
-            end += -(-count * math.prod(shape) * dtype.itemsize // _ALIGN) * _ALIGN
-        _, memory = self._pool.take(end, lambda: True)
-        return {
-            name: np.ndarray((count, *shape), dtype, memory, places[name])
-            for name, (dtype, shape) in self._each.out.items()
-        }
-
-    def _fill(
-        self, batch: Batch, out: dict[str, Array], numbers: Ints, epoch: int, run: range
-    ) -> None:
-        rng = generator(self._key, epoch, 0)
-        state = rng.bit_generator.state  # to set it takes a twentieth of a new generator's time
-        counter: Array = state["state"]["counter"]
-        for i in run:
-            counter[1] = number = int(numbers[i])
-            rng.bit_generator.state = state
-            sample = {name: column[i] for name, column in batch.items()}
-            try:
-                self._each.function(sample, {n: a[i, ...] for n, a in out.items()}, rng)
-            except Exception as error:
-                raise ItemError(
-                    f"sample {number} cannot be transformed: {describe(error)}",
-                    where=self._dataset,
-                ) from error
 
 
 def generator(key: int, epoch: int, number: int) -> np.random.Generator:

@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
-import warnings
 import weakref
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
 from dsprep.core.schema import Schema
 from dsprep.errors import DsprepError, UsageError
+from dsprep.reader import checks, states
 from dsprep.reader.adaptive import Adaptive
-from dsprep.reader.cached import CacheWarning, ReaderCache
+from dsprep.reader.cached import ReaderCache
 from dsprep.reader.data import open_data
 from dsprep.reader.defaults import (
     Choice,
     buffers_by_rule,
     choose,
     cores_of,
-    threads_by_rule,
     units_ahead,
 )
-from dsprep.reader.each import Begun, Each, EachRun, generator, takes_rng
 from dsprep.reader.engines import Engine, Fallback, make
 from dsprep.reader.io_threads import IoThreads
 from dsprep.reader.ledger import EpochStats, Ledger
-from dsprep.reader.mini_epochs import Pass, Policy, derive
+from dsprep.reader.mini_epochs import Pass, Policy
 from dsprep.reader.node import join
 from dsprep.reader.node.client import Client
 from dsprep.reader.node.root import Service
@@ -43,27 +36,13 @@ from dsprep.reader.options import ReaderOptions, assign, at_least, chosen_fields
 from dsprep.reader.order import EpochSegment, ResumePoint, Start
 from dsprep.reader.pipeline import Pipeline, Pools, ReadTask, Settings, Steps
 from dsprep.reader.ranks import RankInfo, detect
+from dsprep.reader.transforming import Transforming
 from dsprep.reader.transforms import transformed
 from dsprep.reader.unit_plan import Filler
 from dsprep.reader.units import first_file, is_decoded, sample_nbytes
-from dsprep.sidecar.proofs import WORDS, summarize
+from dsprep.sidecar.proofs import summarize
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.source.alike import OrderWarning, sorting_field
 from dsprep.storage.paths import StorePath
-
-STATE_VERSION = 2
-
-_looked_at: set[Path] = set()  # sidecars of which it is known whether their samples are sorted
-
-_IN_WORDS = {
-    "samples": "number of samples",
-    "units": "division of the samples into groups",
-    "mixed": "number of groups that are shuffled together",
-    "remainder": "drop_last or pad",
-}  # of what decides the order, if the name alone does not say it
-
-MOST_RANKS = 1 << 20
-"""Ranks beyond which a saved state is damaged: what is left is worked out for each of them."""
 
 
 class Reader(ReaderOptions):
@@ -241,12 +220,14 @@ class Reader(ReaderOptions):
         self._adaptive: Adaptive | None = None
         if mini is not None and not mini.repeats:
             self._adaptive = Adaptive(cast("Policy", self.repeats), self.rank_info, self.comm)
-        self._check_steps()
+        checks.check_steps(self, self._order, self.rank_info)
         self._sidecar.check()
-        self._warn_of_order()
-        self._warn_of_pools()
+        checks.warn_of_order(self, self._order, self.rank_info, self._sidecar)
+        checks.warn_of_pools(self, self.rank_info)
         self._choice = self._chosen()
-        self.verified: Mapping[str, str | None] = self._check_sums() if self.verify else {}
+        self.verified: Mapping[str, str | None] = {}
+        if self.verify:
+            self.verified = checks.find_sums(self._sidecar, self.schema)
         self._part, self.epoch = (0, 1), 0
         self._stages: tuple[ResumePoint, ...] = ()
         self._steps = self._done = 0  # of the last stage by all parts of this rank; since, by this
@@ -263,24 +244,6 @@ class Reader(ReaderOptions):
         how = {"check": False, "follow_external": self.follow_external}
         return open_data(self.path, self.data, **how, note=not self.rank_info.rank)
 
-    def _check_again(self) -> None:
-        """Raise `StaleError` if the data changed.
-
-        Where that cannot be seen, and there is a cache, warn: what it has of them is read from it
-        all the same, and what it lacks fails as it is read.
-        """
-        try:
-            self._sidecar.check(again=True)
-        except OSError as error:
-            if self._cache is None or error.errno == errno.ENOENT:
-                raise
-            warnings.warn(
-                f"epoch {self.epoch}: whether {self._sidecar.dataset} has changed cannot be seen, "
-                f"and what is in the cache is read: {error}",
-                CacheWarning,
-                stacklevel=3,
-            )
-
     def _begin_process(self) -> None:
         """Reset: nothing is under way, at first and in a forked child."""
         self._pid, self._lock, self._ledger = os.getpid(), threading.Lock(), Ledger()
@@ -292,42 +255,17 @@ class Reader(ReaderOptions):
         self._filler = Filler(self._sidecar, self.schema.names, capacity, self.verify)
         self._pools: Pools | None = None
         self._shared: tuple[IoThreads, float] | None = None
-        self._each: dict[int, EachRun] = {}  # by the number of the transform
+        how = self.seed, self.rank_info.rank, self._sidecar.dataset, self.allocate
+        self._transforming = Transforming(self.transforms, *how)
         self._batches: Callable[[], Batches | None] = lambda: None  # the last loop, if it is there
         self._node = None
         options = self.cache_options(self._choice.threads)
         self._cache: ReaderCache | None = None
-        if options is not None and self.samples and self._is_cacheable():
+        if options is not None and self.samples and checks.is_cacheable(self.verified):
             self._cache = ReaderCache(
                 self._sidecar, self.schema.names, self._order, options, self._ledger
             )
             weakref.finalize(self, self._cache.close)  # also where nobody does
-
-    def _warn_of_pools(self) -> None:
-        """Warn if there are ranks that read from two pools."""
-        if (
-            self.cache is not None
-            and self.rank_info.world_size % self.pools
-            and not self.rank_info.rank
-        ):
-            warnings.warn(
-                f"{self.rank_info.world_size} ranks are not a multiple of pools={self.pools}: "
-                "those whose share lies in two pools read a part of it from the dataset each pass",
-                CacheWarning,
-                stacklevel=4,
-            )
-
-    def _is_cacheable(self) -> bool:
-        """Whether what is read can be compared in a copy as asked; a warning says if not."""
-        kinds = {WORDS["member"], WORDS["block"]} & set(self.verified.values())
-        if kinds:
-            warnings.warn(
-                f"the cache is not used: verify=True compares with the {min(kinds)}, "
-                "of which a copy has parts; leave out verify, or repack the dataset",
-                CacheWarning,
-                stacklevel=4,
-            )
-        return not kinds
 
     def _reading(self, comm: Any) -> Settings:
         """Return how a pipeline works."""
@@ -392,51 +330,6 @@ class Reader(ReaderOptions):
         if not isinstance(engine, Fallback) or engine.why is None:
             return chosen
         return replace(chosen, engine="buffered", why=f"{chosen.why}; {engine.why}")
-
-    def _check_sums(self) -> dict[str, str | None]:
-        """Return what each field is compared with.
-
-        Raises
-        ------
-        UsageError
-            If there is nothing that samples could be compared with.
-        """
-        proofs, dataset = self._sidecar.proofs, self._sidecar.dataset
-        numbers = [i for i, n in enumerate(self._sidecar.content.counts.tolist()) if n]
-        described = proofs.describe(numbers, self.schema.names)
-        lacking = proofs.lacking(described, dataset)
-        if lacking:
-            warnings.warn(lacking, UnverifiedWarning, stacklevel=4)
-        return described
-
-    def _warn_of_order(self) -> None:
-        """Warn, once for each dataset, if samples are sorted by a field and groups not mixed."""
-        opened = self._sidecar
-        several = self.buffers_mixed is None and self.shuffle == "group"
-        if not (self.check_order and several and self.cache is None) or self.rank_info.rank:
-            return
-        if self._order.groups <= self._order.mixed or opened.path in _looked_at:
-            return
-        _looked_at.add(opened.path)
-        if name := sorting_field(opened):
-            warnings.warn(
-                f"{opened.dataset}: samples are sorted by {name}, and only those that are read "
-                "together are shuffled, so a batch sees few values of it; repack with --shuffle "
-                "SEED, or give buffers_mixed=K (K groups shuffled together) or shuffle='global' "
-                "(check_order=False: not looked at)",
-                OrderWarning,
-                stacklevel=4,
-            )
-
-    def _check_steps(self) -> None:
-        n, world, parts = self.samples, self.rank_info.world_size, self.mini_epochs or 1
-        if n and self.remainder == "drop" and n // parts // world < self.batch_size:
-            cut = f" in {parts} mini-epochs" if parts > 1 else ""
-            raise UsageError(
-                f"drop_last leaves nothing: {n} samples{cut} for {world} ranks are fewer than a "
-                f"batch of {self.batch_size} for each",
-                fix="take a smaller batch_size, or pad=True",
-            )
 
     # --- what comes --------------------------------------------------------------------------
 
@@ -610,7 +503,7 @@ class Reader(ReaderOptions):
                     "the reader is being iterated already",
                     fix="make a second Reader, or end the first loop",
                 )
-            self._check_again()
+            checks.check_again(self._sidecar, self.epoch, self._cache is not None)
             if self._adaptive is not None and self._adaptive.reported < self.epoch:
                 raise UsageError(
                     "metrics of the last pass decide which mini-epoch comes next",
@@ -642,9 +535,8 @@ class Reader(ReaderOptions):
         self._closing = self._looping = None
 
     def _loop(self, running: Steps) -> Generator[Any, None, None]:
-        loop: Iterator[tuple[EpochSegment, int, Any]] = running.batches()
-        for number in range(len(self.transforms)):
-            loop = self._transformed(loop, number)
+        cores = cores_of(self.rank_info, self._part[1])
+        loop = self._transforming.apply(running.batches(), cores, self.transform_threads)
         for _, _, batch in loop:
             object.__setattr__(self, "_done", self._done + 1)  # quicker than past the options
             yield batch
@@ -719,56 +611,6 @@ class Reader(ReaderOptions):
         self._begin_process()
         self._settings = self._reading(None)
 
-    def _transformed(
-        self, batches: Iterator[tuple[EpochSegment, int, Any]], number: int
-    ) -> Iterator[tuple[EpochSegment, int, Any]]:
-        """Apply the transform of this number in threads, in order, a few batches ahead."""
-        transform, cores = self.transforms[number], cores_of(self.rank_info, self._part[1])
-        begin: Callable[[ThreadPoolExecutor, Any, EpochSegment, int], Begun]
-        if isinstance(transform, Each):
-            threads = transform.threads or threads_by_rule(cores, decoded=True)
-            begin, most = partial(self._each_run(number).begin, threads=threads), 1
-        else:
-            threads = most = self.transform_threads or threads_by_rule(cores)
-            begin = partial(self._of_batch, number)
-        ahead: deque[tuple[EpochSegment, int, Begun]] = deque()
-        with ThreadPoolExecutor(threads, "dsprep-transform") as pool:
-            try:
-                for leg, step, batch in batches:
-                    ahead.append((leg, step, begin(pool, batch, leg, step)))
-                    del batch
-                    if len(ahead) > most:
-                        leg, step, begun = ahead.popleft()
-                        yield leg, step, begun.result()
-                while ahead:
-                    leg, step, begun = ahead.popleft()
-                    yield leg, step, begun.result()
-            finally:
-                for _, _, begun in ahead:
-                    begun.cancel()
-
-    def _each_run(self, number: int) -> EachRun:
-        if number not in self._each:
-            blocks = 3  # batches in memory: one used, one ready, one on its way
-            blocks += 5 * (number + 1 < len(self.transforms))  # on their way through the others
-            how = self._key("each", number), self._sidecar.dataset, blocks, self.allocate
-            self._each[number] = EachRun(self.transforms[number], *how)
-        return self._each[number]
-
-    def _key(self, *words: str | int) -> int:
-        """Return what random numbers are drawn from; the last word is a transform's number."""
-        return derive(self.seed, *(words if words[-1] else words[:-1]))
-
-    def _of_batch(
-        self, number: int, pool: ThreadPoolExecutor, batch: Any, leg: EpochSegment, step: int
-    ) -> Future[Any]:
-        """Begin to transform a batch."""
-        function = self.transforms[number]
-        if not takes_rng(function):
-            return pool.submit(function, batch)
-        key = self._key("batch", self.rank_info.rank, number)
-        return pool.submit(function, batch, rng=generator(key, leg.number, step))
-
     # --- resuming ----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -786,7 +628,7 @@ class Reader(ReaderOptions):
         steps = self._steps + self._done if alone else self._steps
         here = ResumePoint(self.rank_info.world_size, self.batch_size, steps)
         return {
-            "version": STATE_VERSION,
+            "version": states.VERSION,
             "dataset": self._sidecar.identity,
             "epoch": self.epoch,
             "stages": [[s.world_size, s.batch_size, s.steps] for s in (*self._stages, here)],
@@ -813,24 +655,9 @@ class Reader(ReaderOptions):
             state.
         """
         self._between_loops("load the state")
-        self._check_origin(state, other_data)
-        epoch, stages, part, done = _progress(state, self._part)
-        absent = dict.fromkeys(("mini_epochs", "subset", "weights"))
-        for name, value in {**absent, **self._order.facts(epoch)}.items():
-            if state.get(name) != value:
-                raise UsageError(
-                    f"the state was saved by a reader with another {_IN_WORDS.get(name, name)}",
-                    expected=value,
-                    found=state.get(name),
-                    fix="make the Reader as it was made then, of the same data",
-                )
-        if tuple(part) != self._part:
-            raise UsageError(
-                "the state is that of one of several workers, which read a part each",
-                expected=f"part {self._part[0]} of {self._part[1]}",
-                found=f"part {part}",
-                fix="load it with as many workers",
-            )
+        states.check_origin(state, None if other_data else self._sidecar)
+        epoch, stages, done = states.parse(state, self._part)
+        states.check_facts(state, self._order.facts(epoch))
         if self._adaptive is not None:
             self._adaptive.load(state)
         last = stages[-1]
@@ -841,25 +668,6 @@ class Reader(ReaderOptions):
         leg = self._leg()
         if self.samples and (self._steps >= leg.share.steps or (done and leg.first >= leg.stop)):
             self._go_to(self.epoch + 1)  # saved after the last batch of an epoch
-
-    def _check_origin(self, state: Mapping[str, Any], other_data: bool) -> None:
-        """Raise `UsageError` if a state is of another version, or of other data."""
-        version = state.get("version") if hasattr(state, "get") else None
-        if version != STATE_VERSION:
-            raise UsageError(
-                "this is not a state of a Reader, or one of another version",
-                expected=f"version {STATE_VERSION}",
-                found=repr(state)[:80],
-            )
-        if not other_data and state.get("dataset") != self._sidecar.identity:
-            raise UsageError(
-                "the state was saved by a reader of another dataset",
-                where=self._sidecar.dataset,
-                expected=self._sidecar.identity,
-                found=state.get("dataset"),
-                fix="open the data that it was saved with; or, if these are the same samples in "
-                "the same order, load_state_dict(state, other_data=True)",
-            )
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy reads for itself, and is not a process of the communicator.
@@ -921,10 +729,6 @@ class Reader(ReaderOptions):
         return f", verified: {summarize(self.verified)}" if self.verified else ""
 
 
-class UnverifiedWarning(UserWarning):
-    """Some fields have no checksum, though verifying was asked for."""
-
-
 class Batches(Iterator[Any]):
     """One loop through a `Reader`; its threads end with it unless they read the next epoch."""
 
@@ -960,25 +764,3 @@ class Batches(Iterator[Any]):
 
     def __del__(self) -> None:
         self.close()
-
-
-def _progress(
-    state: Mapping[str, Any], part: tuple[int, int]
-) -> tuple[int, list[ResumePoint], list[int], int]:
-    """Return epoch, stages, part and steps of a state; `part` is that of a reader without."""
-    try:
-        epoch = at_least("epoch", state["epoch"], 0)
-        stages = [
-            ResumePoint(
-                at_least("world_size", world_size, 1, MOST_RANKS),
-                at_least("batch_size", batch_size, 1),
-                at_least("steps", steps, 0),
-            )
-            for world_size, batch_size, steps in state["stages"]
-        ]
-        if not stages:
-            raise ValueError("there are no stages")
-        *numbers, done = (at_least("part", n, 0) for n in state.get("part", (*part, 0)))
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise UsageError(f"the state of the reader is damaged: {error}") from error
-    return epoch, stages, numbers, done

@@ -138,10 +138,10 @@ class ColumnReader:
         if chunks.side == len(lines) == 1 and not chunks.has(line):
             path, offset, length, _ = chunks.where(line)
             if length:  # it is fetched with what other fields need
-                extent = np.array([[offset], [length]], np.int64)
-                self.open_file(path).check_extents(*extent, "a chunk")
+                offsets, lengths = np.array([offset]), np.array([length])
+                self.open_file(path).check_extents(offsets, lengths, "a chunk")
                 stored = np.empty(length, np.uint8)
-                ranges = [(path, *extent, np.array([stored.ctypes.data]))]
+                ranges = [(path, offsets, lengths, np.array([stored.ctypes.data]))]
         yield ranges
         out = take()
         result = out.reshape(-1, *grid.shape[1:], grid.itemsize)

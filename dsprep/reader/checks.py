@@ -1,0 +1,111 @@
+"""What a `Reader` checks, and warns of, before it reads."""
+
+from __future__ import annotations
+
+import errno
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+from dsprep.core.schema import Schema
+from dsprep.errors import UsageError
+from dsprep.reader.cached import CacheWarning
+from dsprep.reader.options import ReaderOptions
+from dsprep.reader.order import Assignment
+from dsprep.reader.ranks import RankInfo
+from dsprep.sidecar.proofs import WORDS
+from dsprep.sidecar.sidecar import Sidecar
+from dsprep.source.alike import OrderWarning, sorting_field
+
+_looked_at: set[Path] = set()  # sidecars of which it is known whether their samples are sorted
+
+
+class UnverifiedWarning(UserWarning):
+    """Some fields have no checksum, though verifying was asked for."""
+
+
+def check_steps(options: ReaderOptions, order: Assignment, rank_info: RankInfo) -> None:
+    """Raise `UsageError` if no rank would have a batch."""
+    n, world, parts = int(order.edges[-1]), rank_info.world_size, options.mini_epochs or 1
+    if n and order.remainder == "drop" and n // parts // world < options.batch_size:
+        cut = f" in {parts} mini-epochs" if parts > 1 else ""
+        raise UsageError(
+            f"drop_last leaves nothing: {n} samples{cut} for {world} ranks are fewer than a "
+            f"batch of {options.batch_size} for each",
+            fix="take a smaller batch_size, or pad=True",
+        )
+
+
+def check_again(opened: Sidecar, epoch: int, cached: bool) -> None:
+    """Raise `StaleError` if the data changed.
+
+    Where that cannot be seen, and they are `cached`, warn: what the cache has of them is read from
+    it all the same, and what it lacks fails as it is read.
+    """
+    try:
+        opened.check(again=True)
+    except OSError as error:
+        if not cached or error.errno == errno.ENOENT:
+            raise
+        warnings.warn(
+            f"epoch {epoch}: whether {opened.dataset} has changed cannot be seen, "
+            f"and what is in the cache is read: {error}",
+            CacheWarning,
+            stacklevel=3,
+        )
+
+
+def find_sums(opened: Sidecar, schema: Schema) -> dict[str, str | None]:
+    """Return what each field is compared with; `UsageError` if there is nothing."""
+    numbers = [i for i, entry in enumerate(opened.content.files) if entry.samples]
+    described = opened.proofs.describe(numbers, schema.names)
+    lacking = opened.proofs.lacking(described, opened.dataset)
+    if lacking:
+        warnings.warn(lacking, UnverifiedWarning, stacklevel=4)
+    return described
+
+
+def is_cacheable(verified: Mapping[str, str | None]) -> bool:
+    """Whether what is read can be compared in a copy as asked; a warning says if not."""
+    kinds = {WORDS["member"], WORDS["block"]} & set(verified.values())
+    if kinds:
+        warnings.warn(
+            f"the cache is not used: verify=True compares with the {min(kinds)}, "
+            "of which a copy has parts; leave out verify, or repack the dataset",
+            CacheWarning,
+            stacklevel=5,
+        )
+    return not kinds
+
+
+def warn_of_pools(options: ReaderOptions, rank_info: RankInfo) -> None:
+    """Warn if there are ranks that read from two pools."""
+    several = options.cache is not None and rank_info.world_size % options.pools
+    if several and not rank_info.rank:
+        warnings.warn(
+            f"{rank_info.world_size} ranks are not a multiple of pools={options.pools}: "
+            "those whose share lies in two pools read a part of it from the dataset each pass",
+            CacheWarning,
+            stacklevel=4,
+        )
+
+
+def warn_of_order(
+    options: ReaderOptions, order: Assignment, rank_info: RankInfo, opened: Sidecar
+) -> None:
+    """Warn, once for each dataset, if samples are sorted by a field and groups not mixed."""
+    several = options.buffers_mixed is None and options.shuffle == "group"
+    if not (options.check_order and several and options.cache is None) or rank_info.rank:
+        return
+    if order.groups <= order.mixed or opened.path in _looked_at:
+        return
+    _looked_at.add(opened.path)
+    if name := sorting_field(opened):
+        warnings.warn(
+            f"{opened.dataset}: samples are sorted by {name}, and only those that are read "
+            "together are shuffled, so a batch sees few values of it; repack with --shuffle "
+            "SEED, or give buffers_mixed=K (K groups shuffled together) or shuffle='global' "
+            "(check_order=False: not looked at)",
+            OrderWarning,
+            stacklevel=4,
+        )
