@@ -152,7 +152,7 @@ def test_groups_are_read_before_or_while_others_are_used(name, overlaps, places,
             return self._real.read_runs(*call)
 
     monkeypatch.setattr(group, "make", lambda name: Slow())
-    monkeypatch.setattr("dsprep.reader.loader.make", lambda name: Slow())
+    monkeypatch.setattr("dsprep.reader.setup.make", lambda name: Slow())
     with opened(name, places) as strategy:
         items = iter(strategy.epoch(0))
         while (item := next(items, None)) is not None:

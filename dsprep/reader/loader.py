@@ -6,43 +6,37 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, cast
 
 from dsprep.core.schema import Schema
-from dsprep.errors import DsprepError, UsageError
+from dsprep.errors import UsageError
 from dsprep.reader import checks, states
 from dsprep.reader.adaptive import Adaptive
 from dsprep.reader.cached import ReaderCache
 from dsprep.reader.data import open_data
 from dsprep.reader.defaults import (
     Choice,
-    buffers_by_rule,
-    choose,
     cores_of,
-    units_ahead,
 )
-from dsprep.reader.engines import Engine, Fallback, make
 from dsprep.reader.io_threads import IoThreads
 from dsprep.reader.ledger import EpochStats, Ledger
 from dsprep.reader.mini_epochs import Pass, Policy
 from dsprep.reader.node import join
 from dsprep.reader.node.client import Client
 from dsprep.reader.node.root import Service
-from dsprep.reader.node.stagger import staggering
 from dsprep.reader.options import ReaderOptions, assign, at_least, chosen_fields
 from dsprep.reader.order import EpochSegment, ResumePoint, Start
 from dsprep.reader.pipeline import Pipeline, Pools, ReadTask, Settings, Steps
 from dsprep.reader.ranks import RankInfo, detect
+from dsprep.reader.setup import choose_for, settings_for
 from dsprep.reader.transforming import Transforming
 from dsprep.reader.transforms import transformed
 from dsprep.reader.unit_plan import Filler
-from dsprep.reader.units import first_file, is_decoded, sample_nbytes
 from dsprep.sidecar.proofs import summarize
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.storage.paths import StorePath
 
 
 class Reader(ReaderOptions):
@@ -224,7 +218,7 @@ class Reader(ReaderOptions):
         self._sidecar.check()
         checks.warn_of_order(self, self._order, self.rank_info, self._sidecar)
         checks.warn_of_pools(self, self.rank_info)
-        self._choice = self._chosen()
+        self._chosen = choose_for(self, self._sidecar, self._order, self.rank_info)
         self.verified: Mapping[str, str | None] = {}
         if self.verify:
             self.verified = checks.find_sums(self._sidecar, self.schema)
@@ -233,7 +227,7 @@ class Reader(ReaderOptions):
         self._steps = self._done = 0  # of the last stage by all parts of this rank; since, by this
         self._is_closed = False
         self._begin_process()
-        self._settings = self._reading(self.comm)
+        self._settings = self._set_up(self.comm)
         if self.readers_per_node is not None:
             task = ReadTask(self._filler, self._order, self._settings)
             self._node = join(self.rank_info, self.readers_per_node, self.node_key, task)
@@ -259,7 +253,7 @@ class Reader(ReaderOptions):
         self._transforming = Transforming(self.transforms, *how)
         self._batches: Callable[[], Batches | None] = lambda: None  # the last loop, if it is there
         self._node = None
-        options = self.cache_options(self._choice.threads)
+        options = self.cache_options(self._chosen[0].threads)
         self._cache: ReaderCache | None = None
         if options is not None and self.samples and checks.is_cacheable(self.verified):
             self._cache = ReaderCache(
@@ -267,69 +261,15 @@ class Reader(ReaderOptions):
             )
             weakref.finalize(self, self._cache.close)  # also where nobody does
 
-    def _reading(self, comm: Any) -> Settings:
-        """Return how a pipeline works."""
-        threads = self._choice.threads
-        return Settings(
-            engine=self._engine(),
-            threads=threads,
-            buffers=self._buffers_chosen(),
-            unit_samples=self._order.most * self._order.mixed,
-            first=1 if self._is_stored else threads,  # each part would be a request
-            transfer=self.transfer_size,
-            allocate=self.allocate,
-            cache=self._cache,
-            token=nullcontext
-            if self.stagger is None
-            else staggering(self.rank_info, self.stagger, threads, self.node_key, comm),
-        )
-
-    def _chosen(self, parts: int = 1) -> Choice:
-        """Return how to read: as asked, or by the rule."""
-        decoded, cores = (
-            is_decoded(self._sidecar, self.schema.names),
-            cores_of(self.rank_info, parts),
-        )
-        ahead = units_ahead(self._unit_nbytes, parts) if self._is_stored else None
-        if ahead is not None and self.buffers is not None:
-            ahead = max(1, self.buffers - 1)
-        return choose(self.engine, self.io_threads, cores, decoded, ahead)
-
-    def _buffers_chosen(self) -> int:
-        """Return the units in memory at a time: as asked, or by the rule."""
-        threads = self._choice.threads
-        by_rule = threads + 1 if self._is_stored else buffers_by_rule(self._unit_nbytes, threads)
-        return self.buffers or by_rule
-
-    @property
-    def _is_stored(self) -> bool:
-        """Whether the data are in a store, where reading is waiting for answers."""
-        return isinstance(self._sidecar.dataset, StorePath)
-
-    @property
-    def _unit_nbytes(self) -> float:
-        """Bytes that are read at a time, about."""
-        order = self._order
-        return order.most * order.mixed * sample_nbytes(self._sidecar, self.schema)
-
-    def _engine(self) -> Engine:
-        """Return what reads; of an engine that may be refused, what opening the data shows."""
-        engine = make(self._choice.engine)
-        if engine.name == "buffered":
-            return engine
-        fallback = Fallback(engine)
-        if len(self._sidecar) and self.cache is None:  # else files of a copy may be read
-            with suppress(OSError, DsprepError):  # reading will report it
-                fallback.prepare(first_file(self._sidecar, self.schema.names))
-        return fallback
+    def _set_up(self, comm: Any) -> Settings:
+        how = self._sidecar, self._order, self.rank_info
+        return settings_for(self, *how, self._chosen, self._cache, comm)
 
     @property
     def choice(self) -> Choice:
         """Engine and threads as they are, and why: where the engine was refused, ``"buffered"``."""
-        engine, chosen = self._settings.engine, self._choice
-        if not isinstance(engine, Fallback) or engine.why is None:
-            return chosen
-        return replace(chosen, engine="buffered", why=f"{chosen.why}; {engine.why}")
+        why, chosen = self._settings.engine.why, self._chosen[0]
+        return replace(chosen, engine="buffered", why=f"{chosen.why}; {why}") if why else chosen
 
     # --- what comes --------------------------------------------------------------------------
 
@@ -358,16 +298,7 @@ class Reader(ReaderOptions):
         return self.steps_of(self.epoch)
 
     def steps_of(self, epoch: int) -> int:
-        """Return the steps of a whole epoch.
-
-        They are the same for all but the passes of mini-epochs, the largest of which may have a
-        few more than the smallest.
-
-        Parameters
-        ----------
-        epoch
-            Its number; with mini-epochs that of the pass.
-        """
+        """Return the steps of a whole epoch; those of passes of mini-epochs differ by a few."""
         epoch = at_least("epoch", epoch, 0)
         start = Start(epoch, (), 0, 1, self._part, which=self._mini_pass(epoch))
         leg = self._order.leg(self.rank_info.rank, start)
@@ -453,14 +384,7 @@ class Reader(ReaderOptions):
         """Read by threads of several readers, and with a share of the buffers, from the next loop.
 
         What was given as `io_threads` or `buffers` holds; so do a reader's own threads with
-        `stagger`, for which they would wait.
-
-        Parameters
-        ----------
-        io
-            The threads.
-        share
-            Of the buffers that this reader would have alone, of which it takes two at least.
+        `stagger`, for which they would wait. It takes two buffers at least.
         """
         self._shared = io, share
 
@@ -576,20 +500,10 @@ class Reader(ReaderOptions):
         self._go_to(epoch)
 
     def take_part(self, number: int, parts: int) -> None:
-        """Deliver only one of several parts of this rank's steps, as a worker of a loader does.
+        """Deliver part `number`, from 0, of several, as a worker of a loader does.
 
-        The parts are runs of the steps that the rank would do, of the same length but for one step;
-        together they are all of them.
-
-        Parameters
-        ----------
-        number, parts
-            Which of how many, from 0.
-
-        Raises
-        ------
-        UsageError
-            Within a loop, if the numbers are impossible, or if another process reads for this one.
+        The parts are runs of the steps that the rank would do, of the same length but for one step.
+        Raises `UsageError` within a loop, or if another process reads for this one.
         """
         number, parts = at_least("number", number, 0), at_least("parts", parts, 1)
         if self._adaptive is not None:
@@ -600,16 +514,16 @@ class Reader(ReaderOptions):
         if isinstance(self._node, Client):
             raise UsageError("another process reads for this Reader, which has no parts then")
         self._part, self._done = (number, parts), 0
-        self._choice = self._chosen(parts)  # workers share the cores
-        self._settings = replace(
-            self._settings, threads=self._choice.threads, buffers=self._buffers_chosen()
-        )
+        # Workers share the cores.
+        self._chosen = choose_for(self, self._sidecar, self._order, self.rank_info, parts)
+        choice, buffers = self._chosen
+        self._settings = replace(self._settings, threads=choice.threads, buffers=buffers)
 
     def _reopen(self) -> None:
         self._sidecar = self._sidecar.again()
         self._sidecar.check()
         self._begin_process()
-        self._settings = self._reading(None)
+        self._settings = self._set_up(None)
 
     # --- resuming ----------------------------------------------------------------------------
 
@@ -720,13 +634,11 @@ class Reader(ReaderOptions):
         self.close()
 
     def __repr__(self) -> str:
+        proof = f", verified: {summarize(self.verified)}" if self.verified else ""
         return (
             f"<Reader of {self._sidecar.dataset}: {self.samples} samples of {self.schema}, "
-            f"{self.rank_info}{self._proof()}>"
+            f"{self.rank_info}{proof}>"
         )
-
-    def _proof(self) -> str:
-        return f", verified: {summarize(self.verified)}" if self.verified else ""
 
 
 class Batches(Iterator[Any]):

@@ -124,7 +124,7 @@ class Fallback(Engine):
             f'{error.where}: {error.what}, so engine="buffered" reads instead of '
             f'engine="{self.name}"',
             EngineWarning,
-            stacklevel=7,
+            stacklevel=8,
         )
 
 

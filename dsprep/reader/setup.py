@@ -1,0 +1,82 @@
+"""How a `Reader` reads: as it was asked to, or by the rules."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext, suppress
+from typing import Any
+
+from dsprep.errors import DsprepError
+from dsprep.reader.cached import ReaderCache
+from dsprep.reader.defaults import Choice, buffers_by_rule, choose, cores_of, units_ahead
+from dsprep.reader.engines import Engine, Fallback, make
+from dsprep.reader.node.stagger import staggering
+from dsprep.reader.options import ReaderOptions, chosen_fields
+from dsprep.reader.order import Assignment
+from dsprep.reader.pipeline import Settings
+from dsprep.reader.ranks import RankInfo
+from dsprep.reader.units import first_file, is_decoded, sample_nbytes
+from dsprep.sidecar.sidecar import Sidecar
+from dsprep.storage.paths import StorePath
+
+
+def choose_for(
+    options: ReaderOptions,
+    opened: Sidecar,
+    order: Assignment,
+    rank_info: RankInfo,
+    parts: int = 1,
+) -> tuple[Choice, int]:
+    """Return engine and threads, and the units in memory at a time.
+
+    `parts`: workers of a rank that read at a time.
+    """
+    schema, is_stored = chosen_fields(options, opened), isinstance(opened.dataset, StorePath)
+    unit_nbytes = order.most * order.mixed * sample_nbytes(opened, schema)
+    ahead = None
+    if is_stored:  # where reading is waiting for answers
+        ahead = units_ahead(unit_nbytes, parts)
+        if options.buffers is not None:
+            ahead = max(1, options.buffers - 1)
+    decoded, cores = is_decoded(opened, schema.names), cores_of(rank_info, parts)
+    choice = choose(options.engine, options.io_threads, cores, decoded, ahead)
+    by_rule = choice.threads + 1 if is_stored else buffers_by_rule(unit_nbytes, choice.threads)
+    return choice, options.buffers or by_rule
+
+
+def settings_for(
+    options: ReaderOptions,
+    opened: Sidecar,
+    order: Assignment,
+    rank_info: RankInfo,
+    chosen: tuple[Choice, int],
+    cache: ReaderCache | None,
+    comm: Any,
+) -> Settings:
+    """Return how a pipeline works, with what `choose_for` gave."""
+    (choice, buffers), token = chosen, nullcontext
+    if options.stagger is not None:
+        how = options.stagger, choice.threads, options.node_key
+        token = staggering(rank_info, *how, comm)
+    return Settings(
+        engine=_engine(options, opened),
+        threads=choice.threads,
+        buffers=buffers,
+        unit_samples=order.most * order.mixed,
+        first=1 if isinstance(opened.dataset, StorePath) else choice.threads,  # each a request
+        transfer=options.transfer_size,
+        allocate=options.allocate,
+        cache=cache,
+        token=token,
+    )
+
+
+def _engine(options: ReaderOptions, opened: Sidecar) -> Engine:
+    """Return what reads; of an engine that may be refused, what opening the data shows."""
+    engine = make(options.engine)
+    if engine.name == "buffered":
+        return engine
+    fallback = Fallback(engine)
+    if len(opened) and options.cache is None:  # else files of a copy may be read
+        with suppress(OSError, DsprepError):  # reading will report it
+            fallback.prepare(first_file(opened, chosen_fields(options, opened).names))
+    return fallback
