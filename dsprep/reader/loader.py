@@ -433,8 +433,9 @@ class Reader(ReaderOptions):
                     "metrics of the last pass decide which mini-epoch comes next",
                     fix="call reader.report(loss=...) between the loops",
                 )
-            running = self._running
-            if running is None or running.closed or not self._is_next(running.leg):
+            running, within = self._running, self._stages or self._steps or self._done
+            ahead = None if running is None or running.closed or within else running.leg
+            if running is None or ahead is None or ahead.number != self.epoch:
                 self._stop()
                 running = self._running = self._begin()
                 self._closing = weakref.finalize(self, running.close)  # also where nobody does
@@ -444,11 +445,6 @@ class Reader(ReaderOptions):
         batches = Batches(self, running, self._loop(running))
         self._batches = weakref.ref(batches)
         return batches
-
-    def _is_next(self, leg: EpochSegment | None) -> bool:
-        """Whether the next loop begins with the epoch that is read ahead."""
-        begins = not (self._stages or self._steps or self._done)
-        return leg is not None and leg.number == self.epoch and begins
 
     def _stop(self) -> None:
         """End the threads, or wait until another thread has done so."""
