@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import dsprep
 from dsprep.cli import app
-from dsprep.reader import loader
+from dsprep.reader import checks
 from dsprep.source.alike import OrderWarning
 from dsprep.verbs.provenance import provenance
 
@@ -48,7 +48,7 @@ def repack(path, out, *words):
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch):
-    monkeypatch.setattr(loader, "_looked_at", set())
+    monkeypatch.setattr(checks, "_looked_at", set())
 
 
 def said_by_reader(path, **options):

@@ -174,22 +174,13 @@ def assert_read(data, way, threads, *, failed):
             assert any(e.offset <= offset < e.offset + e.length for (e,) in found)
             return
         batches = list(reader)
-        (stats,) = reader.stats
-    assert stats.scattered == way
+    assert module.way() == way
     order = {row.tobytes(): i for i, row in enumerate(BATCH["x"])}
     chosen = np.array([order[row.tobytes()] for b in batches for row in b["x"]])
     assert sorted(chosen) == list(range(COUNT))
     schema = Schema(tuple(SCHEMA[n] for n in names))
     joined = concatenate(schema, batches)
     assert_same_batch(joined, {n: BATCH[n][chosen] for n in names}, schema)
-
-
-def test_groups_are_not_scattered(data):
-    if data.layout(0).groups is None:
-        return
-    with dsprep.Reader(data.dataset, 64, epochs=1) as reader:
-        assert sum(len(batch["z"]) for batch in reader) == COUNT
-        assert reader.stats[0].scattered is None
 
 
 @pytest.mark.parametrize("start", [-100, -(1 << 62), 901, 1 << 62])

@@ -119,7 +119,6 @@ def test_what_was_kept_is_computed_again_where_it_is_not_to_trust(tmp_path: Path
         ("label == 1" + " or label == 2" * 3000, "more than"),
         ("-" * 5000 + "label == 1", "not possible"),
         ("i > 1/0", "divides by zero"),
-        ("i * 9223372036854775807 > 0", "more than 64 bits"),
     ],
 )
 def test_other_conditions_are_refused_in_one_line(grouped: Path, text: str, problem: str) -> None:
@@ -177,7 +176,7 @@ def test_every_sample_is_judged_as_python_does(a: Array, b: Array, text: str) ->
         values = (float(v) if v.dtype.kind not in "biu" else v.item() for v in (x, y))
         try:
             expected.append(eval(text, known, dict(zip("ab", values, strict=True))))
-        except (ZeroDivisionError, OverflowError):
+        except ZeroDivisionError:
             expected.append(None)
     found: list[Any] | None = None
     problem = ""
@@ -186,8 +185,8 @@ def test_every_sample_is_judged_as_python_does(a: Array, b: Array, text: str) ->
     except UsageError as error:
         problem = str(error)
     early = re.search("<|[/%] 0", text)  # Python may leave a chain before it divides
-    refusals = ("divides by zero", bool(early) or None in expected), ("bits", True)
-    assert found == expected or any(words in problem and fits for words, fits in refusals)
+    divides = "divides by zero" in problem and (bool(early) or None in expected)
+    assert found == expected or divides
 
 
 def test_values_keep_their_meaning() -> None:

@@ -143,16 +143,7 @@ def _in_column(column: Column, name: str, indices: Ints) -> Extents:
     first, count = rows_of(column, indices)
     if column.first is not None:
         check_rows(grid, first, count, name)
-    if grid.plain:
-        return plain_rows(grid, first, count)
-    pieces = cut(grid, first, count)
-    offset = grid.blocks.offsets.at(pieces.block)
-    length = grid.blocks.lengths.at(pieces.block)
-    line = math.prod(grid.chunk[1:]) * grid.itemsize
-    inside, inside_nbytes = pieces.inside * line, pieces.rows * line
-    return Extents(
-        pieces.request, grid.blocks.path, pieces.file_index, offset, length, inside, inside_nbytes
-    )
+    return locate_rows(grid, first, count)
 
 
 _path = lru_cache(1 << 12)(file_path)
@@ -175,10 +166,10 @@ def rows_at(grid: Grid, first: int, count: int) -> tuple[str, int] | None:
     return (path, offset + inside * grid.row_nbytes) if offset >= 0 and length > 0 else None
 
 
-def plain_rows(grid: Grid, first: Ints, count: Ints) -> Extents:
-    """Return the ranges of rows of a grid that is `Grid.plain`; request i has ``count[i]`` rows."""
-    row = grid.row_nbytes
-    base = adjoining(grid)
+def locate_rows(grid: Grid, first: Ints, count: Ints) -> Extents:
+    """Return the ranges of rows of a grid; request i has ``count[i]`` rows."""
+    row, path = grid.row_nbytes, grid.blocks.path
+    base = adjoining(grid) if grid.plain else None
     if base is not None:
         offset = first * row
         offset += base
@@ -186,12 +177,14 @@ def plain_rows(grid: Grid, first: Ints, count: Ints) -> Extents:
         request = np.arange(len(first), dtype=np.int64)
         if not kept.all():
             request, offset, count = request[kept], offset[kept], count[kept]
-        return Extents(request, grid.blocks.path, None, offset, count * row)
-    pieces = cut(grid, first, count)
-    offset = grid.blocks.offsets.at(pieces.block)
-    stored = (offset >= 0) & (grid.blocks.lengths.at(pieces.block) > 0)
-    offset = np.where(stored, offset + pieces.inside * row, -1)
-    return Extents(pieces.request, grid.blocks.path, pieces.file_index, offset, pieces.rows * row)
+        return Extents(request, path, None, offset, count * row)
+    request, inside, rows, block, file_index = _cut(grid, first, count)
+    offset, length = grid.blocks.offsets.at(block), grid.blocks.lengths.at(block)
+    if grid.plain:
+        offset = np.where((offset >= 0) & (length > 0), offset + inside * row, -1)
+        return Extents(request, path, file_index, offset, rows * row)
+    line = math.prod(grid.chunk[1:]) * grid.itemsize
+    return Extents(request, path, file_index, offset, length, inside * line, rows * line)
 
 
 def adjoining(grid: Grid) -> int | None:
@@ -227,44 +220,14 @@ def check_rows(grid: Grid, first: Ints, count: Ints, name: str) -> None:
             raise layout_mismatch("gives samples rows that overlap", f"field {name}")
 
 
-@dataclass(frozen=True)
-class Pieces:
-    """Ranges of rows, each within one chunk, in arrays of shape ``(m,)``.
-
-    Attributes
-    ----------
-    request
-        Which of the requested ranges of rows it is a piece of.
-    done
-        Rows of that range in the pieces before, so where the piece goes in the result.
-    inside
-        Its first row within the chunk.
-    rows
-        How many rows it has.
-    block
-        The number of the chunk.
-    file_index
-        Of the file in the grid of files, shape ``(axes, m)``; None: one file.
-    tile
-        The chunk's position along the inner axes, shape ``(axes - 1, m)``.
-    """
-
-    request: Ints
-    done: Ints
-    inside: Ints
-    rows: Ints
-    block: Ints
-    file_index: Ints | None
-    tile: Ints
-
-
 def cut_lines(per: int, first: Ints, count: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
     """Cut ranges of rows at every multiple of `per`.
 
     Returns
     -------
-    ``request``, ``done``, ``inside`` and ``rows`` as in `Pieces`, and ``line``: which multiple each
-    piece begins at or after.
+    ``(request, done, inside, rows, line)``, int64 of shape ``(m,)``: which of the ranges each piece
+    is of; rows of that in the pieces before; its first row, behind the multiple number ``line``;
+    and how many rows it has.
     """
     low = first // per
     lines = np.where(count > 0, (first + count - 1) // per - low + 1, 0)
@@ -275,21 +238,23 @@ def cut_lines(per: int, first: Ints, count: Ints) -> tuple[Ints, Ints, Ints, Int
     return request, begin - first[request], begin - at * per, end - begin, at
 
 
-def cut(grid: Grid, first: Ints, count: Ints) -> Pieces:
-    """Cut ranges of rows where chunks end, and repeat each piece for all chunks side by side."""
-    request, done, inside, rows, at = cut_lines(grid.chunk[0], first, count)
+def _cut(grid: Grid, first: Ints, count: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints | None]:
+    """Cut ranges of rows where chunks end, and repeat each piece for all chunks side by side.
+
+    Returns
+    -------
+    ``request``, ``inside`` and ``rows`` of pieces as `cut_lines` does, the number of each one's
+    chunk, and the positions of files in their grid, shape ``(axes, m)``; None: one file.
+    """
+    request, _, inside, rows, at = cut_lines(grid.chunk[0], first, count)
     tiles = grid.chunks[1:]
-    side = math.prod(tiles)
+    side, n = math.prod(tiles), len(at)
     if side > 1:
-        n = len(at)
-        request, done, inside, rows, at = (
-            np.repeat(a, side) for a in (request, done, inside, rows, at)
-        )
+        request, inside, rows, at = (np.repeat(a, side) for a in (request, inside, rows, at))
         tile = np.tile(np.array(np.unravel_index(np.arange(side), tiles), np.int64), (1, n))
     else:
-        tile = np.zeros((len(tiles), len(at)), np.int64)
-    block, file_index = grid.numbers(np.concatenate([at[None], tile]))
-    return Pieces(request, done, inside, rows, block, file_index, tile)
+        tile = np.zeros((len(tiles), n), np.int64)
+    return request, inside, rows, *grid.numbers(np.concatenate([at[None], tile]))
 
 
 def sizes(layout: FileLayout, field: Field, indices: Ints) -> Ints | None:

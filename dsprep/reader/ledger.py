@@ -33,9 +33,6 @@ class EpochStats:
         Time that the consumer waited for data.
     first_seconds
         The part of it before the first batch.
-    scattered
-        How ranges apart from each other were read, many at a time: ``"io_uring"``, or, where the
-        kernel refuses that, ``"preadv"``; by other engines as they are called. None: none were.
     cache_nbytes, cache_units
         The part of `nbytes`, and of `units`, that came from the cache; the rest came from the
         dataset itself.
@@ -56,7 +53,6 @@ class EpochStats:
     io_seconds: float = 0.0
     exposed_seconds: float = 0.0
     first_seconds: float = 0.0
-    scattered: str | None = None
     cache_nbytes: int = 0
     cache_units: int = 0
     copied_nbytes: int = 0
@@ -91,13 +87,6 @@ class Ledger:
             stats = self._of(epoch)
             for name, value in more.items():
                 setattr(stats, name, getattr(stats, name) + value)
-
-    def scattered(self, epoch: int, way: str) -> None:
-        """Note how scattered ranges are read."""
-        self.add(epoch)
-        with self._lock:
-            if epoch in self._epochs:
-                self._epochs[epoch].scattered = way
 
     def delivered(self, epoch: int, samples: int, waited: float, first: bool) -> None:
         """Add a batch, for which the consumer waited some seconds."""

@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -74,21 +74,6 @@ class Span:
         return Span.whole(self.start + begin, self.start + end)
 
 
-class Kept(NamedTuple):
-    """The samples that come, of those of a dataset.
-
-    Attributes
-    ----------
-    samples
-        int64, rising; what weights drew more often stands there several times.
-    most
-        Samples of a group that come at a time; those that are drawn beyond come in further runs.
-    """
-
-    samples: Ints
-    most: int
-
-
 class Sequence:
     """The samples of one epoch in their order, before they are shuffled within units.
 
@@ -108,8 +93,9 @@ class Sequence:
     pools
         Caches among which they are divided, see `MiniEpochs`.
     kept
-        The samples at the positions that `edges` divide, as of a subset; None: all. Groups without
-        one have equal edges, and do not come.
+        The samples at the positions that `edges` divide, as of a subset: int64, rising, what
+        weights drew more often several times; and how many of a group come at a time at most, those
+        beyond in further runs. None: all. Groups without one have equal edges, and do not come.
 
     Attributes
     ----------
@@ -128,12 +114,13 @@ class Sequence:
         mixed: int = 1,
         groups: Ints | None = None,
         pools: int = 1,
-        kept: Kept | None = None,
+        kept: tuple[Ints, int] | None = None,
     ) -> None:
         self.edges, self.shuffle, self.mixed, self.pools = edges, shuffle, mixed, pools
-        self.seed, self.epoch, self._kept = seed, epoch, kept
+        self.seed, self.epoch = seed, epoch
+        self._kept = None if kept is None else kept[0]
         if kept is not None and groups is None:
-            self._take_runs(kept.most)
+            self._take_runs(kept[1])
             return
         if groups is None and shuffle == "group" and len(edges) > 2:
             groups = Permutation(derive(seed, epoch, "groups"), len(edges) - 1).all()
@@ -161,10 +148,10 @@ class Sequence:
     @property
     def drawn(self) -> tuple[int, int] | None:
         """How many samples weights drew, and how often one at most; None: each comes once."""
-        if self._kept is None or not len(self._kept.samples):
+        if self._kept is None or not len(self._kept):
             return None
-        first = np.flatnonzero(np.diff(self._kept.samples, prepend=-1))
-        times = np.diff(first, append=len(self._kept.samples))
+        first = np.flatnonzero(np.diff(self._kept, prepend=-1))
+        times = np.diff(first, append=len(self._kept))
         return (len(first), int(times.max())) if len(first) < len(self) else None
 
     @cached_property
@@ -248,7 +235,7 @@ class Sequence:
         ``0 .. n``.
         """
         positions, slots = self.positions(unit)
-        return positions if self._kept is None else self._kept.samples[positions], slots
+        return positions if self._kept is None else self._kept[positions], slots
 
     def positions(self, unit: Span) -> tuple[Ints, Ints]:
         """Return `slots` with positions among the samples that are kept in place of samples."""
@@ -525,7 +512,7 @@ class Assignment:
             edges = np.searchsorted(drawn, edges)
             kept = drawn if kept is None else kept[drawn]
         how = self.shuffle, self.seed, number, self.mixed, groups, pools
-        return Sequence(edges, *how, None if kept is None else Kept(kept, self.most))
+        return Sequence(edges, *how, None if kept is None else (kept, self.most))
 
     def after(self, mini_pass: Pass) -> tuple[Pass, Sequence]:
         """Return the first pass of the mini-epoch after that of a pass, and its order.

@@ -38,7 +38,7 @@ from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
 from dsprep.reader.order import Assignment, EpochSegment
 from dsprep.reader.unit_plan import SMALL, Filler
 from dsprep.storage.base import Handle
-from dsprep.storage.scatter import SEVERAL, Runs, one_range, stepped
+from dsprep.storage.scatter import Runs, one_range, stepped
 
 JOIN_SECONDS = 5.0
 """How long `Pipeline.close` waits for reads that are under way. A thread whose read does not come
@@ -319,7 +319,7 @@ class Pipeline:
             with self._settings.token(lambda: self.closed):
                 began = time.perf_counter()
                 try:
-                    reads, nbytes = self._get(epoch, fill, part, arena)
+                    reads, nbytes = self._get(fill, part, arena)
                     copied = nbytes if fill.tier is not None else 0
                 except (OSError, DsprepError) as error:
                     if fill.tier is None:
@@ -334,7 +334,7 @@ class Pipeline:
                     fill.decoded.clear()
                     for each in list(fill.parts):
                         part = self._instead(fill, each)
-                        more = self._get(epoch, fill, part, arena, itself=True)
+                        more = self._get(fill, part, arena, itself=True)
                         reads, nbytes = reads + more[0], nbytes + more[1]
         except Stopped:
             fill.fail(closed_within())
@@ -357,14 +357,14 @@ class Pipeline:
         )
 
     def _get(
-        self, epoch: int, fill: Fill, part: ReadPart, arena: Arena, *, itself: bool = False
+        self, fill: Fill, part: ReadPart, arena: Arena, *, itself: bool = False
     ) -> tuple[int, int]:
         """Read a part, or that of the dataset `itself`; return calls made, and bytes asked for."""
         if part.decode is not None:
             opened = self._filler.sidecar if itself else self._filler.opened(fill)
             return 1, part.decode(arena, opened)
         if part.file is not None and part.runs is not None:
-            return self._read_part(epoch, part.file, part.runs)
+            return self._read_part(part.file, part.runs)
         return 0, 0
 
     def _instead(self, fill: Fill, part: ReadPart) -> ReadPart:
@@ -378,11 +378,10 @@ class Pipeline:
         fill.files[file] = _first(part)
         return replace(part, file=file)
 
-    def _read_part(self, epoch: int, file: Handle, runs: Runs) -> tuple[int, int]:
+    def _read_part(self, file: Handle, runs: Runs) -> tuple[int, int]:
         """Read ranges; return the calls made, and the bytes that they asked for."""
         engine, transfer = self._settings.engine, self._settings.transfer
-        if len(runs.starts) >= SEVERAL and (transfer is None or int(runs.sizes.max()) <= transfer):
-            self._ledger.scattered(epoch, engine.scattered)
+        if transfer is None or int(runs.sizes.max(initial=0)) <= transfer:
             return engine.read_runs(file, runs)
         pieces = [piece for run in runs for piece in stepped(*run, transfer)]
         done = [engine.read_runs(file, one_range(*piece)) for piece in pieces]

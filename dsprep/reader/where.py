@@ -42,8 +42,8 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "all": lambda values: _reduced(np.all, values),
 }
 
-_WHOLE_BITS, _FLOAT_BITS = 62, 53
-"""Bits of whole numbers that add up within int64, and of those that are exact as float64."""
+_FLOAT_BITS = 53
+"""Bits of whole numbers that are exact as float64."""
 
 
 class _Text(np.ndarray[Any, Any]):
@@ -61,8 +61,7 @@ class Where:
     Each sample is judged as Python judges it, whatever the others hold: whole numbers are exact,
     floats have 64 bits, and ``and`` and ``or`` look no further than they must. A float that is
     compared with a field is first rounded to the field's dtype, so that ``x == 0.1`` finds what is
-    stored as 0.1. Division by zero is refused, as are whole numbers beyond 64 bits, of uint64
-    beyond 128.
+    stored as 0.1. Division by zero is refused.
 
     Parameters
     ----------
@@ -304,7 +303,7 @@ def _aligned(*values: Any) -> list[Any]:
 
 
 def _compute(sign: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    """Return what Python computes of each sample: quickly where int64 or float64 is the same."""
+    """Return what Python computes of each sample; floats have 64 bits."""
     left, right = _aligned(_number(left), _number(right))
     divides = sign in (operator.truediv, operator.floordiv, operator.mod)
     if divides and bool(np.any(np.equal(right, 0))):
@@ -313,17 +312,8 @@ def _compute(sign: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
         return sign(left, right)
     if _is_float(left) or _is_float(right):
         return sign(*(np.asarray(v, np.float64) for v in (left, right)))
-    bits = _bits(left), _bits(right)
-    wide = any(np.asarray(v).dtype.kind in "uO" for v in (left, right) if np.ndim(v))
-    enough = _FLOAT_BITS if sign is operator.truediv else _WHOLE_BITS
-    if not wide and (sum(bits) if sign is operator.mul else max(bits)) <= enough:
-        return sign(left, right)
     out = sign(_exact(left), _exact(right))
-    if sign is operator.truediv:
-        return out.astype(np.float64)
-    if _bits(out) >= (128 if wide else 64):
-        raise OverflowError(f"it gives whole numbers of more than {128 if wide else 64} bits")
-    return out if wide else out.astype(np.int64)
+    return out.astype(np.float64) if sign is operator.truediv else out
 
 
 def _truth(value: Any) -> Array:

@@ -12,7 +12,7 @@ from dsprep.core.schema import Arena, Bytes, Field, Ints, Ragged, new_array
 from dsprep.core.schema import Column as Values
 from dsprep.core.spans import offsets_of
 from dsprep.errors import layout_mismatch
-from dsprep.layout.locate import check_rows, cut_lines, plain_rows, rows_of
+from dsprep.layout.locate import check_rows, cut_lines, locate_rows, rows_of
 from dsprep.layout.model import Column, Grid
 from dsprep.reading.chunks import Chunks, fill_value
 from dsprep.reading.files import most_open
@@ -113,7 +113,7 @@ class ColumnReader:
         self, grid: Grid, first: Ints, count: Ints, take: Callable[[], Bytes]
     ) -> Generator[list[Ranges], None, Bytes]:
         """Yield the ranges of rows that are stored as they are; return their bytes."""
-        out, extents = take(), plain_rows(grid, first, count)
+        out, extents = take(), locate_rows(grid, first, count)
         base = int(out.ctypes.data)
         to = extents.addresses(offsets_of(count * grid.row_nbytes)[:-1] + base)
         there = (extents.offset >= 0) & (extents.length > 0)

@@ -19,7 +19,6 @@ from typing_extensions import override
 
 from dsprep.errors import UsageError
 from dsprep.storage.base import Handle
-from dsprep.storage.ring import way
 from dsprep.storage.scatter import Runs
 
 NAMES = ("buffered", "direct")
@@ -39,11 +38,6 @@ class Engine:
 
     name = "buffered"
     why: str | None = None
-
-    @property
-    def scattered(self) -> str:
-        """How many ranges are read, for `dsprep.reader.ledger.EpochStats`."""
-        return way()
 
     def prepare(self, file: Handle) -> None:
         """Make ready to read a file, which no byte is read for.
@@ -91,11 +85,6 @@ class Fallback(Engine):
         self.name, self._engine = engine.name, engine
         self._refused: WeakSet[Handle] = WeakSet()
         self._lock = threading.Lock()
-
-    @property
-    @override
-    def scattered(self) -> str:
-        return self._engine.scattered if self.why is None else super().scattered
 
     @override
     def prepare(self, file: Handle) -> None:

@@ -68,11 +68,6 @@ class Direct(Engine):
         self._open: WeakKeyDictionary[Handle, Opened] = WeakKeyDictionary()
         self._own = threading.local()
 
-    @property
-    @override
-    def scattered(self) -> str:
-        return "direct" if ring() is None else "direct, io_uring"
-
     @override
     def read_runs(self, file: Handle, runs: Runs) -> tuple[int, int]:
         _check_size(file, runs)
