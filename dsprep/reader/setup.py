@@ -53,10 +53,7 @@ def settings_for(
     comm: Any,
 ) -> Settings:
     """Return how a pipeline works, with what `choose_for` gave."""
-    (choice, buffers), token = chosen, nullcontext
-    if options.stagger is not None:
-        how = options.stagger, choice.threads, options.node_key
-        token = staggering(rank_info, *how, comm)
+    (choice, buffers), stagger = chosen, options.stagger
     return Settings(
         engine=_engine(options, opened),
         threads=choice.threads,
@@ -66,7 +63,9 @@ def settings_for(
         transfer=options.transfer_size,
         allocate=options.allocate,
         cache=cache,
-        token=token,
+        token=nullcontext
+        if stagger is None
+        else staggering(rank_info, stagger, choice.threads, options.node_key, comm),
     )
 
 

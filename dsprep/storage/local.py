@@ -57,6 +57,8 @@ class LocalFile(Handle):
 
     @override
     def read_runs(self, ranges: Runs) -> tuple[int, int]:
+        if len(ranges.starts) == 1:
+            return fill(self.fd, int(ranges.starts[0]), ranges.places, self.name)
         return read_files([(self.fd, ranges, self.name)])
 
     @classmethod

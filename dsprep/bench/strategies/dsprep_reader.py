@@ -37,8 +37,8 @@ class ThrottledReader(Reader):
         options = super().cache_options(threads)
         return None if options is None else replace(options, throttle=self._throttle)
 
-    def _reading(self, comm: Any) -> Settings:
-        return replace(super()._reading(comm), drawn=self._throttle.take)
+    def _set_up(self, comm: Any) -> Settings:
+        return replace(super()._set_up(comm), drawn=self._throttle.take)
 
 
 def open_reader(task: Task, resources: ExitStack, *, passes: int = 1, **more: Any) -> Way:
