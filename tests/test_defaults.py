@@ -19,27 +19,24 @@ def place(world=1, local=1):
 
 
 @pytest.mark.parametrize(
-    ("cores", "of_node", "world", "local", "parts", "reading", "decoding"),
+    ("cores", "of_node", "world", "local", "reading", "decoding"),
     [
-        (1, 1, 1, 1, 1, 1, 1),
-        (2, 2, 1, 1, 1, 2, 2),
-        (64, 64, 1, 1, 1, 4, 64),
-        (64, 64, 16, 4, 1, 4, 16),  # not bound: all of them use all cores
-        (64, 64, 64, 64, 1, 1, 1),
-        (2, 2, 8, 8, 1, 1, 1),  # at least one
-        (7, 7, 2, 2, 1, 3, 3),
-        (16, 64, 16, 4, 1, 4, 16),  # bound to 16 cores each
-        (16, 16, 16, 4, 1, 4, 4),  # the job has 16 of the node's cores, and shares them
-        (1, 64, 64, 64, 1, 1, 1),
-        (8, 64, 16, None, 1, 1, 1),  # how many are on the node is unknown: all may be
-        (8, 64, 2, None, 1, 4, 4),
-        (64, 64, 1, 1, 8, 4, 8),  # workers of a loader
-        (64, 64, 4, 4, 8, 2, 2),
-        (4, 64, 4, 4, 8, 1, 1),
+        (1, 1, 1, 1, 1, 1),
+        (2, 2, 1, 1, 2, 2),
+        (64, 64, 1, 1, 4, 64),
+        (64, 64, 16, 4, 4, 16),  # not bound: all of them use all cores
+        (64, 64, 64, 64, 1, 1),
+        (2, 2, 8, 8, 1, 1),  # at least one
+        (7, 7, 2, 2, 3, 3),
+        (16, 64, 16, 4, 4, 16),  # bound to 16 cores each
+        (16, 16, 16, 4, 4, 4),  # the job has 16 of the node's cores, and shares them
+        (1, 64, 64, 64, 1, 1),
+        (8, 64, 16, None, 1, 1),  # how many are on the node is unknown: all may be
+        (8, 64, 2, None, 4, 4),
     ],
 )
-def test_threads(cores, of_node, world, local, parts, reading, decoding):
-    found = shared(cores, of_node, place(world, local), parts)
+def test_threads(cores, of_node, world, local, reading, decoding):
+    found = shared(cores, of_node, place(world, local))
     assert threads_by_rule(found) == reading
     assert threads_by_rule(found, decoded=True) == decoding
     chosen = choose("buffered", None, found)
@@ -54,17 +51,16 @@ def test_what_was_asked_for_stays():
 
 
 @pytest.mark.parametrize(
-    ("cores", "of_node", "where", "parts", "why"),
+    ("cores", "of_node", "where", "why"),
     [
-        (2, 2, place(), 1, "rule: 2 of 2 cores, 1 rank on this node"),
-        (8, 8, place(16, 4), 1, "rule: 2 of 8 cores, 4 ranks on this node"),
-        (1, 8, place(8, 8), 1, "rule: 1 of 1 core, its own of 8 ranks on this node"),
-        (8, 8, place(8, None), 1, "rule: 1 of 8 cores, 8 ranks, all counted as on this node"),
-        (8, 8, place(), 4, "rule: 2 of 8 cores, 1 rank on this node, 4 workers each"),
+        (2, 2, place(), "rule: 2 of 2 cores, 1 rank on this node"),
+        (8, 8, place(16, 4), "rule: 2 of 8 cores, 4 ranks on this node"),
+        (1, 8, place(8, 8), "rule: 1 of 1 core, its own of 8 ranks on this node"),
+        (8, 8, place(8, None), "rule: 1 of 8 cores, 8 ranks, all counted as on this node"),
     ],
 )
-def test_the_reason(cores, of_node, where, parts, why):
-    assert choose("buffered", None, shared(cores, of_node, where, parts)).why == why
+def test_the_reason(cores, of_node, where, why):
+    assert choose("buffered", None, shared(cores, of_node, where)).why == why
 
 
 def test_cores_of_the_job(monkeypatch):

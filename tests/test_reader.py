@@ -515,45 +515,22 @@ def test_between_loops_the_next_epoch_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("policy", [{}, {"drop_last": True}, {"pad": True}])
-def test_parts_are_all_the_batches(policy, tmp_path):
+def test_each_batch_comes_from_another_reader(policy, tmp_path):
     path = dataset(tmp_path, "hdf5", MIXED, 60)[0]
     options: dict[str, Any] = {"buffer_size": 20, "rank": 1, "world_size": 2, **policy}
     with dsprep.Reader(path, 4, **options) as reader:
-        expected = [[keys(b, MIXED) for b in reader] for _ in range(2)]
+        expected = [keys(b, MIXED) for b in reader]
         reader.set_epoch(0)
-        first = [keys(b, MIXED) for _, b in zip(range(3), reader, strict=False)]
-        state = reader.state_dict()
-    for parts in (3, 1, 20)[: 1 if policy else 3]:
-        found: list[list[Any]] = [[], [], []]
-        for number in range(parts):
-            with dsprep.Reader(path, 4, **options) as reader:
-                reader.take_part(number, parts)
-                for epoch in (0, 1):
-                    steps, here = len(reader), [keys(b, MIXED) for b in reader]
-                    assert steps == len(here)
-                    found[epoch] += here
-                with dsprep.Reader(path, 4, **options) as resumed:
-                    resumed.load_state_dict(state)
-                    resumed.take_part(number, parts)
-                    rest = []
-                    for _ in range(len(resumed)):  # each batch by another reader
-                        rest.append(keys(next(iter(resumed)), MIXED))
-                        copy = pickle.loads(pickle.dumps(resumed)) if parts == 1 else resumed
-                        told = resumed.state_dict()
-                        again = dsprep.Reader(path, 4, **options)
-                        again.take_part(number, parts)
-                        again.load_state_dict(told)
-                        assert (again.epoch, len(again)) == (copy.epoch, len(copy))
-                        resumed = again
-                    found[2] += rest
-        assert found[:2] == expected
-        assert first + found[2] == expected[0]
-    if parts > 1:
-        with (
-            dsprep.Reader(path, 4, **options) as reader,
-            pytest.raises(UsageError, match="workers"),
-        ):
-            reader.load_state_dict(told)
+        found = [keys(b, MIXED) for _, b in zip(range(3), reader, strict=False)]
+        resumed = pickle.loads(pickle.dumps(reader))
+    for _ in range(len(resumed)):
+        found.append(keys(next(iter(resumed)), MIXED))
+        copy, told = pickle.loads(pickle.dumps(resumed)), resumed.state_dict()
+        again = dsprep.Reader(path, 4, **options)
+        again.load_state_dict(told)
+        assert (again.epoch, len(again)) == (copy.epoch, len(copy))
+        resumed = again
+    assert found == expected
 
 
 # --- accounts --------------------------------------------------------------------------------

@@ -42,15 +42,6 @@ def test_the_rule_and_what_was_asked(origin, tmp_path):
         assert reader.choice.threads == 1
 
 
-def test_workers_share_the_cores_of_their_rank(origin, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
-    with dsprep.Reader(origin, 10, rank=0, world_size=1) as reader:
-        assert reader.choice.threads == 4
-        reader.take_part(1, 3)
-        assert reader._settings.threads == reader.choice.threads == 2
-        assert "3 workers" in reader.choice.why
-
-
 @pytest.mark.parametrize("suffix", ["h5", "tfrecord", "lmdb", "zarr", "zarr.zip"])
 def test_an_engine_that_is_refused(suffix, origin, tmp_path, monkeypatch):
     """Known when the reader is made, said in one line, and read all the same."""

@@ -73,15 +73,13 @@ def buffers_by_rule(unit_nbytes: float, threads: int) -> int:
     return max(2, min(threads + 1, int(SMALL_NBYTES // max(1.0, unit_nbytes))))
 
 
-def units_ahead(unit_nbytes: float, parts: int = 1) -> int:
+def units_ahead(unit_nbytes: float) -> int:
     """Return the units that are on the way from an object store, each by a thread that waits.
-
-    `parts`: workers of a rank that read at a time.
 
     >>> [units_ahead(mib << 20) for mib in (1, 5, 64, 512)]
     [31, 26, 2, 1]
     """
-    return int(min(AHEAD_MOST, max(1, -(-AHEAD_NBYTES // (parts * max(1.0, unit_nbytes))))))
+    return int(min(AHEAD_MOST, max(1, -(-AHEAD_NBYTES // max(1.0, unit_nbytes)))))
 
 
 def choose(
@@ -100,9 +98,9 @@ def choose(
     return Choice(engine, count, reason + ("; values are decoded" if decoded else ""))
 
 
-def cores_of(rank_info: RankInfo, parts: int = 1) -> Cores:
-    """Return the cores of this process, whose steps may be divided among `parts` workers."""
-    return shared(len(os.sched_getaffinity(0)), node_cores(os.environ), rank_info, parts)
+def cores_of(rank_info: RankInfo) -> Cores:
+    """Return the cores of this process."""
+    return shared(len(os.sched_getaffinity(0)), node_cores(os.environ), rank_info)
 
 
 def node_cores(env: Mapping[str, str]) -> int:
@@ -112,7 +110,7 @@ def node_cores(env: Mapping[str, str]) -> int:
     return min(count, int(here) or count) if here.isdecimal() else count
 
 
-def shared(count: int, of_node: int, rank_info: RankInfo, parts: int = 1) -> Cores:
+def shared(count: int, of_node: int, rank_info: RankInfo) -> Cores:
     """Return who uses the cores of a process.
 
     Ranks that a launcher bound to cores of their own share none: then all of them together have
@@ -125,6 +123,4 @@ def shared(count: int, of_node: int, rank_info: RankInfo, parts: int = 1) -> Cor
         ranks, owner = 1, f"its own of {ranks} ranks on this node"
     else:
         owner = f"{ranks} rank{'s' * (ranks > 1)} on this node"
-    if parts > 1:
-        owner += f", {parts} workers each"
-    return Cores(count, ranks * parts, owner)
+    return Cores(count, ranks, owner)

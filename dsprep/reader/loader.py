@@ -222,9 +222,9 @@ class Reader(ReaderOptions):
         self.verified: Mapping[str, str | None] = {}
         if self.verify:
             self.verified = checks.find_sums(self._sidecar, self.schema)
-        self._part, self.epoch = (0, 1), 0
+        self.epoch = 0
         self._stages: tuple[ResumePoint, ...] = ()
-        self._steps = self._done = 0  # of the last stage by all parts of this rank; since, by this
+        self._steps = 0  # that were done of the last stage
         self._is_closed = False
         self._begin_process()
         self._settings = self._set_up(self.comm)
@@ -242,7 +242,7 @@ class Reader(ReaderOptions):
         """Reset: nothing is under way, at first and in a forked child."""
         self._pid, self._lock, self._ledger = os.getpid(), threading.Lock(), Ledger()
         self._running: Steps | None = None
-        self._looping: range | None = None  # what the loop that is under way adds to `_done`
+        self._looping: range | None = None  # what the loop that is under way adds to `_steps`
         self._closing: weakref.finalize[Any, Any] | None = None
         largest = self.batch_size if self.remainder == "pad" else max(1, self.samples)
         capacity = min(self.batch_size, largest)
@@ -284,13 +284,13 @@ class Reader(ReaderOptions):
     def remaining(self) -> int:
         """Steps that are left of the epoch, after the last batch."""
         if self._looping is not None and self._is_looping():
-            return self._looping.stop - self._done
+            return self._looping.stop - self._steps
         return len(self)
 
     @property
     def steps_done(self) -> int:
         """Steps that were done of the epoch, also on other ranks or in batches of other sizes."""
-        return sum(stage.steps for stage in self._stages) + self._steps + self._done
+        return sum(stage.steps for stage in self._stages) + self._steps
 
     @property
     def steps_per_epoch(self) -> int:
@@ -300,7 +300,7 @@ class Reader(ReaderOptions):
     def steps_of(self, epoch: int) -> int:
         """Return the steps of a whole epoch; those of passes of mini-epochs differ by a few."""
         epoch = at_least("epoch", epoch, 0)
-        start = Start(epoch, (), 0, 1, self._part, which=self._mini_pass(epoch))
+        start = Start(epoch, (), 0, 1, self._mini_pass(epoch))
         leg = self._order.leg(self.rank_info.rank, start)
         return leg.stop - leg.first
 
@@ -341,7 +341,7 @@ class Reader(ReaderOptions):
             raise UsageError(
                 "nothing is decided by metrics here", fix="give repeats= a policy: dsprep.repeats"
             )
-        if self._adaptive.reported >= self.epoch or self._done or self._stages or self._steps:
+        if self._adaptive.reported >= self.epoch or self._stages or self._steps:
             raise UsageError("no pass has ended since the last report")
         return self._adaptive.report(metrics, self._cache is None or self._cache.is_ahead)
 
@@ -352,7 +352,7 @@ class Reader(ReaderOptions):
 
     def _start(self) -> Start:
         """Return where the next loop begins."""
-        here = Start(self.epoch, self._stages, self._steps, None, self._part, self._done)
+        here = Start(self.epoch, self._stages, self._steps, None)
         if self._adaptive is not None:
             return replace(here, epochs=1, which=self._mini_pass(self.epoch))
         epochs, mini = self.epochs, self._order.mini
@@ -370,7 +370,7 @@ class Reader(ReaderOptions):
     def _end_complete(self) -> None:
         """End a loop whose last batch was delivered, though nobody has asked for one more."""
         loop, steps = self._batches(), self._looping
-        if loop is not None and steps is not None and self._done == steps.stop:
+        if loop is not None and steps is not None and self._steps == steps.stop:
             loop.close()
 
     def _between_loops(self, action: str) -> None:
@@ -433,7 +433,7 @@ class Reader(ReaderOptions):
                     "metrics of the last pass decide which mini-epoch comes next",
                     fix="call reader.report(loss=...) between the loops",
                 )
-            running, within = self._running, self._stages or self._steps or self._done
+            running, within = self._running, self._stages or self._steps
             ahead = None if running is None or running.closed or within else running.leg
             if running is None or ahead is None or ahead.number != self.epoch:
                 self._stop()
@@ -441,7 +441,7 @@ class Reader(ReaderOptions):
                 self._closing = weakref.finalize(self, running.close)  # also where nobody does
             leg = running.leg
             assert leg is not None, "there is one epoch at least"
-            self._looping = range(self._done, self._done + leg.stop - leg.first)
+            self._looping = range(leg.first, leg.stop)
         batches = Batches(self, running, self._loop(running))
         self._batches = weakref.ref(batches)
         return batches
@@ -455,10 +455,10 @@ class Reader(ReaderOptions):
         self._closing = self._looping = None
 
     def _loop(self, running: Steps) -> Generator[Any, None, None]:
-        cores = cores_of(self.rank_info, self._part[1])
+        cores = cores_of(self.rank_info)
         loop = self._transforming.apply(running.batches(), cores, self.transform_threads)
         for _, _, batch in loop:
-            object.__setattr__(self, "_done", self._done + 1)  # quicker than past the options
+            object.__setattr__(self, "_steps", self._steps + 1)  # quicker than past the options
             yield batch
             del batch
 
@@ -466,7 +466,7 @@ class Reader(ReaderOptions):
         """End a loop: after its last batch the epoch ends, else what was read ahead is dropped."""
         if running is not self._running or self._looping is None:
             return
-        through = self._done == self._looping.stop
+        through = self._steps == self._looping.stop
         self._looping = None
         if through:
             self._go_to(self.epoch + 1)
@@ -476,7 +476,7 @@ class Reader(ReaderOptions):
             self._go_to(self.epoch + 1)
 
     def _go_to(self, epoch: int) -> None:
-        self.epoch, self._stages, self._steps, self._done = epoch, (), 0, 0
+        self.epoch, self._stages, self._steps = epoch, (), 0
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next loop at the beginning of an epoch, counted from 0.
@@ -494,26 +494,6 @@ class Reader(ReaderOptions):
         epoch = at_least("epoch", epoch, 0)
         self._between_loops("call set_epoch")
         self._go_to(epoch)
-
-    def take_part(self, number: int, parts: int) -> None:
-        """Deliver part `number`, from 0, of several, as a worker of a loader does.
-
-        The parts are runs of the steps that the rank would do, of the same length but for one step.
-        Raises `UsageError` within a loop, or if another process reads for this one.
-        """
-        number, parts = at_least("number", number, 0), at_least("parts", parts, 1)
-        if self._adaptive is not None:
-            raise UsageError("workers cannot agree on repeats", fix="load without workers")
-        if number >= parts:
-            raise UsageError(f"number is {number}", expected=f"less than the {parts} parts")
-        self._between_loops("call take_part")
-        if isinstance(self._node, Client):
-            raise UsageError("another process reads for this Reader, which has no parts then")
-        self._part, self._done = (number, parts), 0
-        # Workers share the cores.
-        self._chosen = choose_for(self, self._sidecar, self._order, self.rank_info, parts)
-        choice, buffers = self._chosen
-        self._settings = replace(self._settings, threads=choice.threads, buffers=buffers)
 
     def _reopen(self) -> None:
         self._sidecar = self._sidecar.again()
@@ -534,15 +514,12 @@ class Reader(ReaderOptions):
         dict
             JSON, for `load_state_dict` of a reader of the same dataset, order and seed.
         """
-        alone = self._part[1] == 1
-        steps = self._steps + self._done if alone else self._steps
-        here = ResumePoint(self.rank_info.world_size, self.batch_size, steps)
+        here = ResumePoint(self.rank_info.world_size, self.batch_size, self._steps)
         return {
             "version": states.VERSION,
             "dataset": self._sidecar.identity,
             "epoch": self.epoch,
             "stages": [[s.world_size, s.batch_size, s.steps] for s in (*self._stages, here)],
-            **({} if alone else {"part": [*self._part, self._done]}),
             **({} if self._adaptive is None else self._adaptive.state()),
             **self._order.facts(self.epoch),
         }
@@ -566,7 +543,7 @@ class Reader(ReaderOptions):
         """
         self._between_loops("load the state")
         states.check_origin(state, None if other_data else self._sidecar)
-        epoch, stages, done = states.parse(state, self._part)
+        epoch, stages = states.parse(state)
         states.check_facts(state, self._order.facts(epoch))
         if self._adaptive is not None:
             self._adaptive.load(state)
@@ -574,9 +551,8 @@ class Reader(ReaderOptions):
         same = last.world_size == self.rank_info.world_size and last.batch_size == self.batch_size
         self.epoch = epoch
         self._stages = tuple(stages[:-1]) if same else tuple(s for s in stages if s.steps)
-        self._steps, self._done = (last.steps, done) if same else (0, 0)
-        leg = self._leg()
-        if self.samples and (self._steps >= leg.share.steps or (done and leg.first >= leg.stop)):
+        self._steps = last.steps if same else 0
+        if self.samples and self._steps >= self._leg().stop:
             self._go_to(self.epoch + 1)  # saved after the last batch of an epoch
 
     def __getstate__(self) -> dict[str, Any]:

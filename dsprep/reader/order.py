@@ -458,8 +458,6 @@ class Start:
     ]  # what was done of it with other numbers of ranks or other batches
     steps: int  # that were done since
     epochs: int | None  # how many; None: without end
-    part: tuple[int, int] = (0, 1)  # which of how many parts of the steps of this rank
-    done: int = 0  # steps of this part that were done
     which: Pass | None = None  # of a mini-epoch whose repeats adapt, which the number does not say
 
 
@@ -538,9 +536,7 @@ class Assignment:
             mini_pass = self.mini.at(start.epoch)
         epoch = Epoch(self._sequence(start.epoch, mini_pass), start.stages, self.remainder)
         share = epoch.share(self.world_size, rank, self.batch_size)
-        left, (i, parts) = share.steps - start.steps, start.part
-        first, stop = (start.steps + k * left // parts for k in (i, i + 1))
-        return EpochSegment(start.epoch, epoch, share, first + start.done, stop, mini_pass, rank)
+        return EpochSegment(start.epoch, epoch, share, start.steps, share.steps, mini_pass, rank)
 
     def legs(self, rank: int, start: Start) -> Callable[[], Iterator[EpochSegment]]:
         """Return what a loop of a rank runs through."""
@@ -550,8 +546,7 @@ class Assignment:
             yield first
             number = 1
             while self.edges[-1] and (start.epochs is None or number < start.epochs):
-                later = Start(start.epoch + number, (), 0, 1, start.part)
-                yield self.leg(rank, later)
+                yield self.leg(rank, Start(start.epoch + number, (), 0, 1))
                 number += 1
 
         return legs

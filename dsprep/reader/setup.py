@@ -20,24 +20,17 @@ from dsprep.storage.paths import StorePath
 
 
 def choose_for(
-    options: ReaderOptions,
-    opened: Sidecar,
-    order: Assignment,
-    rank_info: RankInfo,
-    parts: int = 1,
+    options: ReaderOptions, opened: Sidecar, order: Assignment, rank_info: RankInfo
 ) -> tuple[Choice, int]:
-    """Return engine and threads, and the units in memory at a time.
-
-    `parts`: workers of a rank that read at a time.
-    """
+    """Return engine and threads, and the units in memory at a time."""
     schema, is_stored = chosen_fields(options, opened), isinstance(opened.dataset, StorePath)
     unit_nbytes = order.most * order.mixed * sample_nbytes(opened, schema)
     ahead = None
     if is_stored:  # where reading is waiting for answers
-        ahead = units_ahead(unit_nbytes, parts)
+        ahead = units_ahead(unit_nbytes)
         if options.buffers is not None:
             ahead = max(1, options.buffers - 1)
-    decoded, cores = is_decoded(opened, schema.names), cores_of(rank_info, parts)
+    decoded, cores = is_decoded(opened, schema.names), cores_of(rank_info)
     choice = choose(options.engine, options.io_threads, cores, decoded, ahead)
     by_rule = choice.threads + 1 if is_stored else buffers_by_rule(unit_nbytes, choice.threads)
     return choice, options.buffers or by_rule

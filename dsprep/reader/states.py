@@ -56,8 +56,8 @@ def check_facts(state: Mapping[str, Any], facts: Mapping[str, object]) -> None:
             )
 
 
-def parse(state: Mapping[str, Any], part: tuple[int, int]) -> tuple[int, list[ResumePoint], int]:
-    """Return epoch, stages and steps of a state; `UsageError` if it is not that of this part."""
+def parse(state: Mapping[str, Any]) -> tuple[int, list[ResumePoint]]:
+    """Return epoch and stages of a state; `UsageError` if it is damaged."""
     try:
         epoch = at_least("epoch", state["epoch"], 0)
         stages = [
@@ -70,14 +70,6 @@ def parse(state: Mapping[str, Any], part: tuple[int, int]) -> tuple[int, list[Re
         ]
         if not stages:
             raise ValueError("there are no stages")
-        *numbers, done = (at_least("part", n, 0) for n in state.get("part", (*part, 0)))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"the state of the reader is damaged: {error}") from error
-    if tuple(numbers) != part:
-        raise UsageError(
-            "the state is that of one of several workers, which read a part each",
-            expected=f"part {part[0]} of {part[1]}",
-            found=f"part {numbers}",
-            fix="load it with as many workers",
-        )
-    return epoch, stages, done
+    return epoch, stages

@@ -150,7 +150,7 @@ class _Link:
     def begin(self, start: Start) -> bool:
         """Ask for a loop; return whether somebody is there."""
         self.loop += 1
-        if self.ask("start", start=asdict(replace(start, steps=start.steps + start.done))):
+        if self.ask("start", start=asdict(start)):
             return True
         while self.next(lambda: False) is not None:
             continue  # a last word may have come

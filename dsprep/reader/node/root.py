@@ -258,7 +258,7 @@ class _Session:
         if self._pools is None:
             self._pools = Pools(task.filler, settings, AHEAD)
         stages = tuple(ResumePoint(**each) for each in start["stages"])
-        own = {"stages": stages, "done": 0, "which": start["which"] and Pass(**start["which"])}
+        own = {"stages": stages, "which": start["which"] and Pass(**start["which"])}
         legs = task.order.legs(self._rank, Start(**{**start, **own}))
         self._loop, self._ledger = loop, Ledger()
         pipeline = Pipeline(task.filler, legs, settings, self._pools, self._ledger)
