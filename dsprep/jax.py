@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
 from functools import partial
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.reader.adapters import Ahead, B, ReaderLoops, Values, check_fields, mapped, native
 from dsprep.reader.data import Paths
 from dsprep.reader.loader import Reader
-from dsprep.reader.options import ReaderArguments, ReaderOptions, check_names
+from dsprep.reader.options import ReaderOptions, check_names
 
 try:
     import jax
@@ -85,7 +85,7 @@ class Batches(ReaderLoops[B]):
         batch_size: int,
         *,
         sharding: Any = None,
-        **options: Unpack[ReaderArguments],
+        **options: Any,
     ) -> None:
         check_names(options, (*ReaderOptions.__dataclass_fields__, "sharding"))
         if options.get("rank") is None is options.get("world_size") and jax.process_count() > 1:
@@ -139,9 +139,7 @@ class Batches(ReaderLoops[B]):
         return f"<Batches in JAX of {self.reader!r}>"
 
 
-def batches(
-    path: Paths, batch_size: int, *, sharding: Any = None, **options: Unpack[ReaderArguments]
-) -> Batches:
+def batches(path: Paths, batch_size: int, *, sharding: Any = None, **options: Any) -> Batches:
     """Return `Batches`."""
     return Batches(path, batch_size, sharding=sharding, **options)
 

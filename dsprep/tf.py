@@ -24,7 +24,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.reader.adapters import native
 from dsprep.reader.data import Paths
 from dsprep.reader.loader import Reader
-from dsprep.reader.options import ReaderArguments, ReaderOptions, at_least, check_names
+from dsprep.reader.options import ReaderOptions, at_least, check_names
 from dsprep.reader.transforms import transformed
 
 try:
@@ -50,7 +50,7 @@ def dataset(
     step: int = 0,
     prefetch: int = 1,
     output_signature: Any = None,
-    **options: Unpack[ReaderArguments],
+    **options: Any,
 ) -> tf.data.Dataset:
     """Return a ``tf.data.Dataset`` whose elements are batches.
 

@@ -36,7 +36,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
-from typing import Any, Protocol, Self, Unpack
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -47,7 +47,7 @@ from dsprep.reader.data import Paths, absolute, names_of, open_data
 from dsprep.reader.each import Collate
 from dsprep.reader.loader import Reader
 from dsprep.reader.memory import in_huge_pages
-from dsprep.reader.options import ReaderArguments, ReaderOptions, check_names
+from dsprep.reader.options import ReaderOptions, check_names
 from dsprep.reader.subset import Subset, kept_samples
 from dsprep.reader.transforms import Transforms, as_transforms
 from dsprep.sidecar.sidecar import Sidecar
@@ -127,7 +127,7 @@ class Batches(ReaderLoops[B], IterableDataset[B]):
         device: str | torch.device = "cpu",
         pin_memory: bool | None = None,
         nested: bool = False,
-        **options: Unpack[ReaderArguments],
+        **options: Any,
     ) -> None:
         super().__init__()
         check_names(

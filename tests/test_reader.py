@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import h5py
 import image_files
@@ -38,7 +38,6 @@ from dsprep import formats
 from dsprep.core.schema import Batch, Field, Ragged, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.options import OpenOptions, WriteOptions
-from dsprep.reader.options import ReaderArguments, ReaderOptions
 from dsprep.verbs.provenance import provenance
 
 COUNT = 37
@@ -751,11 +750,3 @@ def test_an_unknown_option_names_what_to_do(wrong, remedy, tmp_path):
     with pytest.raises(UsageError, match=f"there is no option {min(wrong)}") as caught:
         dsprep.Reader(tmp_path / "none", 8, **wrong)
     assert remedy in str(caught.value)
-
-
-def test_options_by_name_are_typed_as_the_parameters():
-    """`ReaderArguments` is what type checkers know of ``**options``."""
-    parameters = get_type_hints(dsprep.Reader) | get_type_hints(ReaderOptions)
-    known = get_type_hints(ReaderArguments)
-    names = set(ReaderOptions.__dataclass_fields__) - {"path", "batch_size"}
-    assert known == {name: parameters[name] for name in names}

@@ -32,15 +32,6 @@ Take: TypeAlias = Callable[[str, int], Bytes]
 _ALIGN = 64
 
 
-@dataclass(frozen=True)
-class Area:
-    """Where a fixed field is in a block: `at` is its first byte, a sample has `nbytes`."""
-
-    field: Field
-    at: int
-    nbytes: int
-
-
 class Slice(NamedTuple):
     """Samples of a unit that are in one block."""
 
@@ -112,36 +103,37 @@ class Delivery:
     Attributes
     ----------
     areas
-        By fixed field, where it is in a block.
+        By fixed field, its first byte in a block, where samples are back to back.
     batches, capacity
         Batches that a block holds, and samples: more than one where batches are tiny.
     """
 
     def __init__(self, fields: Sequence[Field], batch_size: int) -> None:
-        self.fields = tuple(fields)
-        self.areas: dict[str, Area] = {}
-        each = sum(f.row_nbytes for f in self.fields if not f.ragged) * batch_size
+        self._fields = {f.name: f for f in fields}
+        self.areas: dict[str, int] = {}
+        each = sum(f.row_nbytes for f in fields if not f.ragged) * batch_size
         self.batches = max(1, BLOCK_NBYTES // max(each, batch_size))
         self.capacity = self.batches * batch_size
         at = 0
-        for f in self.fields:
+        for f in fields:
             if not f.ragged:
-                self.areas[f.name] = Area(f, at, f.row_nbytes)
+                self.areas[f.name] = at
                 at += -(-f.row_nbytes * self.capacity // _ALIGN) * _ALIGN
         self.block_nbytes = at
-        self._columns = [  # at, nbytes: as in `Area`; -1: ragged
-            (f, f.name, f.dtype, f.inner, self.areas[f.name].at, f.row_nbytes)
+        self._columns = [  # where it begins, bytes of a sample; -1: ragged
+            (f, f.name, f.dtype, f.inner, self.areas[f.name], f.row_nbytes)
             if f.name in self.areas
             else (f, f.name, f.dtype, f.inner, 0, -1)
-            for f in self.fields
+            for f in fields
         ]
 
-    def addresses(self, fill: Fill, area: Area) -> Ints:
+    def addresses(self, fill: Fill, f: Field) -> Ints:
         """Return where each value of a field goes, in the order of the files: int64."""
-        first = [s.block.address + (s.begin - s.low) * area.nbytes for s in fill.slices]
+        nbytes, area = f.row_nbytes, self.areas[f.name]
+        first = [s.block.address + (s.begin - s.low) * nbytes for s in fill.slices]
         counts, n = [s.high - s.low for s in fill.slices], len(fill.samples)
         at = np.repeat(np.array(first, np.int64), counts)  # by the slot within the unit
-        at += np.arange(area.at, area.at + n * area.nbytes, area.nbytes)
+        at += np.arange(area, area + n * nbytes, nbytes)
         targets: Ints = at[fill.slots]
         return targets
 
@@ -161,16 +153,15 @@ class Delivery:
             if isinstance(column, Ragged):
                 fill.decoded.setdefault(name, []).append((chosen, column))
             else:
-                self._deliver(fill, self.areas[name], column, fill.slots[chosen])
+                self._deliver(fill, name, column, fill.slots[chosen])
 
     def finish(self, fill: Fill) -> None:
         """Put staged and decoded values where they are delivered, once everything is read."""
         for name, staged in fill.staged.items():
-            self._deliver(fill, self.areas[name], staged, fill.slots)
+            self._deliver(fill, name, staged, fill.slots)
         fill.staged.clear()
         for name, columns in fill.decoded.items():
-            field = next(f for f in self.fields if f.name == name)
-            fill.ragged[name] = _joined(field, fill, columns)
+            fill.ragged[name] = _joined(self._fields[name], fill, columns)
 
     def batch(self, pieces: Sequence[Slice]) -> Batch:
         """Return the batch of some slices, of which no two are in different blocks."""
@@ -186,11 +177,12 @@ class Delivery:
             out |= concatenate(Schema((f,)), parts)
         return out
 
-    def _deliver(self, fill: Fill, area: Area, values: Array, slots: Ints) -> None:
+    def _deliver(self, fill: Fill, name: str, values: Array, slots: Ints) -> None:
         """Gather values into the blocks; `slots` says where each of them is delivered."""
-        if not area.nbytes:
+        area, nbytes = self.areas[name], self._fields[name].row_nbytes
+        if not nbytes:
             return
-        row = np.dtype((np.void, area.nbytes))
+        row = np.dtype((np.void, nbytes))
         rows = np.ascontiguousarray(values).reshape(-1).view(row)
         edges = [s.low for s in fill.slices]
         if len(slots) == len(fill.slots):  # all of them, which need not be sorted
@@ -200,7 +192,7 @@ class Delivery:
             order = np.argsort(slots)
             edges = np.searchsorted(slots, edges, sorter=order).tolist()
         for s, (a, b) in zip(fill.slices, pairwise([*edges, len(slots)]), strict=True):
-            count, at = s.high - s.low, area.at + s.begin * area.nbytes
+            count, at = s.high - s.low, area + s.begin * nbytes
             if b - a == count:
                 rows.take(order[a:b], 0, np.ndarray(count, row, s.memory, at), "clip")
             elif b > a:

@@ -246,37 +246,6 @@ class OrderArguments(TypedDict, total=False):
     weights: Any
 
 
-class ReaderArguments(OrderArguments, total=False):
-    """The parameters of a `Reader`, where they are given by name: for `typing.Unpack`."""
-
-    drop_last: bool
-    pad: bool
-    data: Paths | None
-    rank: int | None
-    world_size: int | None
-    epochs: int | None
-    on_break: str
-    buffers: int | None
-    cache: str | Path | None
-    cache_size: int | str | None
-    cache_policy: str | None
-    cache_bandwidth: int | str | None
-    io_threads: int | None
-    transfer_size: int | None
-    engine: str
-    verify: bool
-    transform: Transforms
-    collate: Callable[..., Any] | None
-    transform_threads: int | None
-    readers_per_node: int | None
-    stagger: int | None
-    comm: Any
-    node_key: str | None
-    check_order: bool
-    follow_external: bool
-    allocate: Allocate
-
-
 _NO_WORKERS = "threads read, so no workers are needed; io_threads= is how many"
 _SAMPLERS = "dsprep.torch.Samples takes the samplers of a DataLoader"
 _OF_LOADERS = {

@@ -22,7 +22,7 @@ from dsprep.core.schema import Arena, Field, Ints
 from dsprep.errors import DsprepError, FormatError, UsageError, layout_mismatch
 from dsprep.layout.locate import Extents, check_rows, locate, rows_of
 from dsprep.layout.plain import plain
-from dsprep.reader.filling import Area, Delivery, Fill, ReadPart, Take
+from dsprep.reader.filling import Delivery, Fill, ReadPart, Take
 from dsprep.reading.files import most_open
 from dsprep.reading.read_plan import ReadPlan, joined, shared, woven
 from dsprep.sidecar.sidecar import Sidecar
@@ -134,19 +134,18 @@ class Filler:
         """Return what opens the files from which a unit is read."""
         return self.sidecar if fill.tier is None else fill.tier.sidecar
 
-    def _to(self, fill: Fill, area: Area, staged: bool, take: Take) -> Ints | int:
+    def _to(self, fill: Fill, f: Field, staged: bool, take: Take) -> Ints | int:
         """Return where values go: an address each, or one for all as they are stored."""
         if not staged:
-            return self.delivery.addresses(fill, area)
-        name, nbytes = area.field.name, len(fill.samples) * area.nbytes
+            return self.delivery.addresses(fill, f)
+        name, nbytes = f.name, len(fill.samples) * f.row_nbytes
         if name not in fill.staged:
             fill.staged[name] = take(name, nbytes)[:nbytes]
         return int(fill.staged[name].ctypes.data)
 
     def _plan_run(self, fill: Fill, take: Take) -> list[tuple[Handle, int, Ints]] | None:
         """Plan consecutive samples of one file at a constant distance; None if they are not."""
-        n, areas = len(fill.samples), self.delivery.areas
-        fields = [f for f in self.fields if f.row_nbytes]
+        n, fields = len(fill.samples), [f for f in self.fields if f.row_nbytes]
         if not n or not fields:
             return None
         number, local = self.sidecar.file_of(int(fill.samples[0]))
@@ -160,10 +159,7 @@ class Filler:
                 return None
             other = opened.open_file(number, run[0])
             begin, file = run[1] + each.fields[0][1], file or other
-            to = [
-                self._to(fill, areas[f.name], modes[f.name] == "staged", take)
-                for f, _ in each.fields
-            ]
+            to = [self._to(fill, f, modes[f.name] == "staged", take) for f, _ in each.fields]
             places = woven(each, to, run[2], n)
             if places is None or other is not file or begin < 0:
                 return None
@@ -175,7 +171,7 @@ class Filler:
 
     def _plan_any(self, fill: Fill, take: Take) -> ReadPlan:
         """Plan samples wherever they are."""
-        by_file, plan, areas = self.sidecar.by_file(fill.samples), ReadPlan(), self.delivery.areas
+        by_file, plan = self.sidecar.by_file(fill.samples), ReadPlan()
         if self.verify:
             fill.parts += [self._checking(number, local) for number, _, local in by_file]
         fields = [f for f in self.fields if f.ragged or f.row_nbytes]
@@ -197,7 +193,7 @@ class Filler:
                 to = self._place(fill, f, located[f.name], plan, take)
             else:
                 staged = all(self.modes(number)[f.name] == "staged" for number, _, _ in by_file)
-                at = self._to(fill, areas[f.name], staged, take)
+                at = self._to(fill, f, staged, take)
                 steps = np.arange(len(fill.samples), dtype=np.int64) * f.row_nbytes
                 to = at + steps if isinstance(at, int) else at
             for number, chosen, extents in located[f.name]:
