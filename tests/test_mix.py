@@ -246,16 +246,6 @@ def _next_pairs() -> list[list[tuple[int, int]]]:
     return pairs(_kept[0])
 
 
-def test_what_each_reader_did(data: list[Path]) -> None:
-    with Mix(dict(zip(readers(data), (0.7, 0.3), strict=True))) as mix:
-        assert [each.samples for each in mix.stats] == [0, 0]
-        seen = Counter(source for batch in pairs(mix) for source, _ in batch)
-        stats = mix.stats
-        assert [each.samples for each in stats] == [seen[0], seen[1]]
-        assert [each.batches for each in stats] == mix.counts
-        assert all(each.nbytes > 9 * each.samples and each.exposed_seconds > 0 for each in stats)
-
-
 def test_what_does_not_fit_is_refused(data: list[Path]) -> None:
     a, b = readers(data)
     with pytest.raises(UsageError, match="batch_size=14, 6"):

@@ -24,15 +24,15 @@ class UnverifiedWarning(UserWarning):
     """Some fields have no checksum, though verifying was asked for."""
 
 
-def check_steps(options: ReaderOptions, order: Assignment, rank_info: RankInfo) -> None:
+def check_steps(order: Assignment) -> None:
     """Raise `UsageError` if no rank would have a batch."""
-    n, world, parts = int(order.edges[-1]), rank_info.world_size, options.mini_epochs or 1
-    if n and order.remainder == "drop" and n // parts // world < options.batch_size:
+    n, parts = int(order.edges[-1]), 1 if order.mini is None else order.mini.parts
+    if order.remainder == "drop" and n and n // parts // order.world_size < order.batch_size:
         cut = f" in {parts} mini-epochs" if parts > 1 else ""
         raise UsageError(
-            f"drop_last leaves nothing: {n} samples{cut} for {world} ranks are fewer than a "
-            f"batch of {options.batch_size} for each",
-            fix="take a smaller batch_size, or pad=True",
+            f"drop leaves nothing: {n} samples{cut} for {order.world_size} ranks are fewer than a "
+            f"batch of {order.batch_size} for each",
+            fix="take a smaller batch_size or fewer ranks, or pad",
         )
 
 

@@ -214,7 +214,7 @@ class Reader(ReaderOptions):
         self._adaptive: Adaptive | None = None
         if mini is not None and not mini.repeats:
             self._adaptive = Adaptive(cast("Policy", self.repeats), self.rank_info, self.comm)
-        checks.check_steps(self, self._order, self.rank_info)
+        checks.check_steps(self._order)
         self._sidecar.check()
         checks.warn_of_order(self, self._order, self.rank_info, self._sidecar)
         checks.warn_of_pools(self, self.rank_info)

@@ -11,7 +11,6 @@ import numpy as np
 from dsprep.core.schema import Ints, concatenate, differences
 from dsprep.errors import SchemaError, UsageError
 from dsprep.reader.io_threads import IoThreads
-from dsprep.reader.ledger import EpochStats
 from dsprep.reader.loader import Reader
 from dsprep.reader.mini_epochs import derive
 from dsprep.reader.options import at_least, check_word
@@ -259,19 +258,6 @@ class Mix:
         """End the loops of all readers, and drop what they have read ahead."""
         while self._loops:
             self._loops.popitem()[1].close()  # type: ignore[attr-defined]
-
-    @property
-    def stats(self) -> list[EpochStats]:
-        """What each reader did in this process, in the order of `shares`: sums of its epochs.
-
-        Of its last 1,000 epochs at most.
-        """
-        names = ("samples", "batches", "nbytes", "exposed_seconds")
-        each = [reader.stats for reader in self.readers]
-        return [
-            EpochStats(self.epoch, **{n: sum(getattr(s, n) for s in e) for n in names})
-            for e in each
-        ]
 
     # --- resuming ----------------------------------------------------------------------------
 

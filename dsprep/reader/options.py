@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypeAlias, TypedDict, cast
+from typing import Any, Self, TypeAlias, cast
 
 import numpy as np
 
@@ -93,14 +93,15 @@ class OrderOptions:
         cls,
         path: Paths,
         batch_size: int,
-        order: OrderArguments,
+        order: Mapping[str, Any],
         *,
         remainder: Remainder,
         sidecar: str | Path | None,
         **more: Any,
     ) -> Self:
         """Return options as verbs take them: `remainder` as a word, and the dataset's sidecar."""
-        check_names(order, OrderArguments.__annotations__)
+        own = ("path", "batch_size", "_", "drop_last", "pad", "data")
+        check_names(order, (n for n in OrderOptions.__dataclass_fields__ if n not in own))
         check_word("remainder", remainder, REMAINDERS)
         return cls(
             path if sidecar is None else sidecar,
@@ -228,22 +229,6 @@ class ReaderOptions(OrderOptions):
         bandwidth = parse_rate(f"{rate}B/s" if isinstance(rate, int) else rate) if rate else None
         size = Size.parse(self.cache_size)
         return CacheOptions(Path(self.cache), size, policy, Throttle(bandwidth), threads)
-
-
-class OrderArguments(TypedDict, total=False):
-    """Which samples come, and in which order, where that is given by name: for `typing.Unpack`."""
-
-    buffer_size: int | str | None
-    seed: int
-    shuffle: Shuffle | bool
-    fields: Sequence[str]
-    buffers_mixed: int | None
-    mini_epochs: int | None
-    repeats: Repeats
-    recompose: bool
-    pools: int
-    subset: Any
-    weights: Any
 
 
 _NO_WORKERS = "threads read, so no workers are needed; io_threads= is how many"

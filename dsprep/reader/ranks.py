@@ -52,40 +52,26 @@ class RankInfo:
         return f"rank {self.rank} of {self.world_size} ({self.source})"
 
 
-@dataclass(frozen=True)
-class _Launcher:
-    """The variables that a launcher sets."""
-
-    name: str
-    rank: str
-    size: str | None
-    local: tuple[tuple[str, str], ...] = ()
-
-
 _SPECIAL_STEPS = 0xFFFFFFF0
 
-_SLURM = _Launcher("SLURM", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-
-_LAUNCHERS = (
-    _Launcher("torchrun", "RANK", "WORLD_SIZE", (("LOCAL_RANK", "LOCAL_WORLD_SIZE"),)),
-    *(
-        _Launcher(
-            name,
-            f"{prefix}_COMM_WORLD_RANK",
-            f"{prefix}_COMM_WORLD_SIZE",
-            ((f"{prefix}_COMM_WORLD_LOCAL_RANK", f"{prefix}_COMM_WORLD_LOCAL_SIZE"),),
-        )
-        for name, prefix in (("Open MPI", "OMPI"), ("MVAPICH2", "MV2"))
-    ),
-    _Launcher(
-        "PMI",
-        "PMI_RANK",
-        "PMI_SIZE",
-        (("MPI_LOCALRANKID", "MPI_LOCALNRANKS"), ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")),
-    ),
-    _SLURM,
-    _Launcher("PMIx", "PMIX_RANK", None),
+_LAUNCHERS: tuple[tuple[str, str, str | None], ...] = (
+    ("torchrun", "RANK", "WORLD_SIZE"),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("PMI", "PMI_RANK", "PMI_SIZE"),
+    ("SLURM", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("PMIx", "PMIX_RANK", None),
 )
+"""The variables that launchers set: of the rank, and of the number of processes."""
+
+_LOCAL = (
+    ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
+)
+"""The same of the node."""
 
 
 def detect(rank: int | None = None, world_size: int | None = None) -> RankInfo:
@@ -122,31 +108,21 @@ def detect(rank: int | None = None, world_size: int | None = None) -> RankInfo:
 
 def _from_environment(env: Mapping[str, str]) -> RankInfo:
     """Return what the first launcher says whose variables are all there."""
-    alone = None
-    for launcher in _LAUNCHERS:
-        here = [name for name in (launcher.rank, launcher.size) if name and name in env]
-        if launcher is _SLURM and not _in_step(env):
+    problem = found = ""
+    for launcher, rank, size in _LAUNCHERS:
+        here = [name for name in (rank, size) if name and name in env]
+        if launcher == "SLURM" and not _in_step(env):
             continue
-        if len(here) == 2:
-            assert launcher.size is not None
-            return _checked_rank_info(
-                _number(env, launcher.rank),
-                _number(env, launcher.size),
-                env,
-                f"{launcher.name}: {launcher.rank}, {launcher.size}",
-                launcher.rank,
-                launcher.size,
-            )
-        if here:
-            alone = alone or (launcher, here[0])
-    if alone is not None:
-        launcher, name = alone
-        if launcher.size is None:
-            problem = f"{name} is set, but {launcher.name} does not say of how many processes"
-        else:
-            missing = launcher.size if name == launcher.rank else launcher.rank
-            problem = f"{name} is set without {missing}"
-        raise UsageError(problem, found=f"{name}={env[name]}", fix=FIX)
+        if size is not None and len(here) == 2:
+            numbers, source = (_number(env, n) for n in here), f"{launcher}: {rank}, {size}"
+            return _checked_rank_info(*numbers, env, source, rank, size)
+        if here and not found:
+            found = f"{here[0]}={env[here[0]]}"
+            problem = f"{here[0]} is set without {size if here[0] == rank else rank}"
+            if size is None:
+                problem = f"{rank} is set, but {launcher} does not say of how many processes"
+    if found:
+        raise UsageError(problem, found=found, fix=FIX)
     source = "no launcher found"
     if "SLURM_JOB_ID" in env:
         source += "; in a SLURM job, but not started by srun"
@@ -178,7 +154,7 @@ def _checked_rank_info(
 
 def _local(env: Mapping[str, str], world_size: int) -> tuple[int, int] | tuple[None, None]:
     """Return rank and number of processes on this node, as far as a launcher states them."""
-    for names in (pair for launcher in _LAUNCHERS for pair in launcher.local):
+    for names in _LOCAL:
         if all(name in env for name in names):
             rank, size = (_number(env, name) for name in names)
             return (rank, size) if rank < size <= world_size else (None, None)

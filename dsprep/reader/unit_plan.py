@@ -19,11 +19,12 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from dsprep.core.schema import Arena, Field, Ints
-from dsprep.errors import DsprepError, FormatError, UsageError, layout_mismatch
+from dsprep.errors import DsprepError, FormatError, layout_mismatch
 from dsprep.layout.locate import Extents, check_rows, locate, rows_of
 from dsprep.layout.plain import plain
 from dsprep.reader.filling import Delivery, Fill, ReadPart, Take
 from dsprep.reading.files import most_open
+from dsprep.reading.layout_reader import check_located
 from dsprep.reading.read_plan import ReadPlan, joined, shared, woven
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage.base import Handle
@@ -78,14 +79,9 @@ class Filler:
     def _find_modes(self, number: int) -> dict[str, Mode]:
         layout = self.sidecar.layout(number)
         modes: dict[str, Mode] = {}
+        fix = "name other fields with fields=, or repack the dataset"
+        check_located(layout, self.names, self.sidecar.root(number), fix)
         for f in self.fields:
-            if f.name in layout.unlocated:
-                raise UsageError(
-                    f"field {f.name} can be read only by the format's own library: "
-                    f"{layout.unlocated[f.name]}",
-                    where=self.sidecar.root(number),
-                    fix="name other fields with fields=, or repack the dataset",
-                )
             column = layout.columns.get(f.name)
             if column is None or (f.row_nbytes if column.grid is None else not column.grid.plain):
                 modes[f.name] = "decoded"

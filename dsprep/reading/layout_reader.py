@@ -14,6 +14,15 @@ from dsprep.reading.single import Single
 from dsprep.storage.base import Handle
 
 
+def check_located(layout: FileLayout, names: Sequence[str], where: object, fix: str) -> None:
+    """Raise `UsageError` for the first field that only the format's library can read."""
+    for name in names:
+        if name in layout.unlocated:
+            reason = layout.unlocated[name]
+            problem = f"field {name} can be read only by the format's own library: {reason}"
+            raise UsageError(problem, where=where, fix=fix)
+
+
 class LayoutReader:
     """Reads samples of one file, or of one directory that is a dataset, by ``preadv``.
 
@@ -90,15 +99,8 @@ class LayoutReader:
         UsageError
             If only the format's library can read a field.
         """
-        unlocated = self._layout.unlocated
-        lost = [n for n in names if n in unlocated]
-        if lost:
-            raise UsageError(
-                f"field {lost[0]} can be read only by the format's own library: "
-                f"{unlocated[lost[0]]}",
-                where=self._where,
-                fix="leave it out, or open the dataset with dsprep.open",
-            )
+        fix = "leave it out, or open the dataset with dsprep.open"
+        check_located(self._layout, names, self._where, fix)
         out: Batch = {}
         given = self._layout.given
         own = self._layout.files

@@ -136,20 +136,9 @@ class Single:
         return out
 
     def _read(self, ranges: Sequence[Range]) -> list[Bytes] | None:
-        """Return the bytes of ranges, those near each other by one read; None as `read` does."""
-        path, begin, total = ranges[0]
-        end, is_near = begin + total, True
-        for other, offset, nbytes in ranges[1:]:
-            begin, end, total = min(begin, offset), max(end, offset + nbytes), total + nbytes
-            is_near &= other == path
-        if len(ranges) == 1:
-            return self._read_apart(ranges)
-        if not is_near or end - begin > total + NEAR:
-            return None if self._open(path).fd < 0 else self._read_apart(ranges)
-        (data,) = self._read_apart([(path, begin, end - begin)])
-        return [data[offset - begin : offset - begin + nbytes] for _, offset, nbytes in ranges]
-
-    def _read_apart(self, ranges: Sequence[Range]) -> list[Bytes]:
+        """Return the bytes of ranges; None as `read` does."""
+        if len(ranges) > 1 and self._open(ranges[0][0]).fd < 0:
+            return None  # a plan asks a store for all of them at once
         out = []
         files: dict[str, Handle] = {}
         first: list[tuple[Handle, int]] = []  # where each is read

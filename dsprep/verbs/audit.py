@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from dsprep.errors import UsageError
+from dsprep.reader.checks import check_steps
 from dsprep.reader.data import Paths, open_data
 from dsprep.reader.mini_epochs import MiniEpochs
-from dsprep.reader.options import OrderArguments, OrderOptions, assign, at_least, chosen_fields
+from dsprep.reader.options import OrderOptions, assign, at_least, chosen_fields
 from dsprep.reader.order import Assignment, Remainder
 from dsprep.reader.units import epoch_requests, group_edges, sample_nbytes
 from dsprep.verbs.counting import Counter, EpochAudit, Parts
@@ -107,7 +108,7 @@ def audit(
     resume_ranks: int | None = None,
     sidecar: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
-    **order: Unpack[OrderArguments],
+    **order: Any,
 ) -> AuditReport:
     """Compute what every rank delivers in each epoch, and compare it with the promise.
 
@@ -159,7 +160,7 @@ def audit(
         assigned = assign(options, opened, ranks)
         grouped = options.shuffle != "global" and group_edges(opened) is not None
         nbytes, dataset = sample_nbytes(opened, chosen_fields(options, opened)), opened.dataset
-    _check_drop(assigned)
+    check_steps(assigned)
     return AuditReport(
         dataset,
         options,
@@ -206,17 +207,6 @@ def _repeats(mini: MiniEpochs, epochs: int) -> tuple[int, ...]:
     """Return the passes of each part of some epochs."""
     turns = [mini.at(number).turn for number in range(mini.first(epochs) + 1)]
     return tuple(a + 1 for a, b in itertools.pairwise(turns) if b == 0)
-
-
-def _check_drop(order: Assignment) -> None:
-    n, parts = int(order.edges[-1]), 1 if order.mini is None else order.mini.parts
-    if order.remainder == "drop" and n and n // parts // order.world_size < order.batch_size:
-        cut = f" in {parts} mini-epochs" if parts > 1 else ""
-        raise UsageError(
-            f"drop leaves nothing: {n} samples{cut} are fewer than a batch of {order.batch_size} "
-            f"for each of {order.world_size} ranks",
-            fix="take smaller batches or fewer ranks, or pad",
-        )
 
 
 def _check_resume(resume_at: int | None, resume_ranks: int | None) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from dsprep.cache.pieces import Pieces
 from dsprep.core.schema import Ints
 from dsprep.errors import UsageError
 from dsprep.reader.data import Paths, open_data
-from dsprep.reader.options import OrderArguments, ReaderOptions, assign, at_least, chosen_fields
+from dsprep.reader.options import ReaderOptions, assign, at_least, chosen_fields
 from dsprep.reader.order import Assignment, Remainder
 from dsprep.source.alike import sorting_field
 from dsprep.verbs.stage.copying import Outcome, PiecesNeeded, copy_all, look
@@ -83,7 +83,7 @@ def stage(
     sidecar: str | Path | None = None,
     dry_run: bool = False,
     progress: Callable[[int, int], None] | None = None,
-    **order: Unpack[OrderArguments],
+    **order: Any,
 ) -> StageReport:
     """Copy what a node will read in some epochs to a faster tier, as ``Reader(cache=)`` finds it.
 
