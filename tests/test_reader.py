@@ -133,7 +133,7 @@ def check(path: Path, batch: Batch, schema: Schema, setting: Setting, **more: An
     """Read with all ranks; compare bits, how often each sample comes, steps and accounts."""
     count = len(batch[schema.names[0]])
     if setting.policy == "drop" and count and count // setting.world_size < setting.batch_size:
-        with pytest.raises(UsageError, match="drop_last leaves nothing"):
+        with pytest.raises(UsageError, match="drop leaves nothing"):
             setting.readers(path)
         return []
     found: list[list[Batch]] = []

@@ -30,9 +30,9 @@ def check_steps(order: Assignment) -> None:
     if order.remainder == "drop" and n and n // parts // order.world_size < order.batch_size:
         cut = f" in {parts} mini-epochs" if parts > 1 else ""
         raise UsageError(
-            f"drop leaves nothing: {n} samples{cut} for {order.world_size} ranks are fewer than a "
-            f"batch of {order.batch_size} for each",
-            fix="take a smaller batch_size or fewer ranks, or pad",
+            f"drop leaves nothing: {n} samples{cut} are fewer than a batch of {order.batch_size} "
+            f"for each of {order.world_size} ranks",
+            fix="take smaller batches or fewer ranks, or pad",
         )
 
 
