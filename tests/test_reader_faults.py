@@ -606,3 +606,22 @@ def test_a_status_that_is_refused_is_named_with_file_offset_and_sample(
         with pytest.raises(ReadError, match=words) as caught:
             list(reader)
         assert caught.value.sample % 8 == 0  # of a group, which may have been decoded ahead
+
+
+def test_very_few_files_may_be_open(tmp_path):
+    for i in range(30):
+        with h5py.File(tmp_path / f"{i:02}.h5", "w") as file:
+            file["i"], file["x"] = np.arange(10 * i, 10 * i + 10), np.zeros((10, 200))
+    dsprep.provenance(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 25, before[1]))
+    try:
+        for shuffle in ("group", "global"):
+            with dsprep.Reader(tmp_path, 16, buffer_size=150, shuffle=shuffle) as reader:
+                found = np.concatenate([batch["i"] for batch in reader])
+            assert sorted(found.tolist()) == list(range(300))
+        with dsprep.Sidecar.open(tmp_path) as opened:
+            assert (opened.read(np.arange(300)[::-1])["i"] == np.arange(300)[::-1]).all()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
