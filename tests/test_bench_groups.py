@@ -137,7 +137,7 @@ def test_groups_are_read_before_or_while_others_are_used(name, overlaps, places,
     overlapped = threading.Semaphore(0)
 
     class Slow:
-        name = "buffered"
+        name, why = "buffered", None
 
         def __init__(self):
             self._real = dsprep.reader.engines.Engine()

@@ -148,7 +148,7 @@ class Filler:
         modes = self.modes(number)
         if n > self.sidecar.content.files[number].samples - local or "decoded" in modes.values():
             return None
-        ranges, opened = list[tuple[int, Ints]](), self.opened(fill)
+        ranges, opened = list[tuple[int, int, Ints]](), self.opened(fill)
         file: Handle | None = None
         for each in plain(self.sidecar.layout(number), fields) or ():
             if (run := each.run(local, n)) is None:
@@ -159,9 +159,10 @@ class Filler:
             places = woven(each, to, run[2], n)
             if places is None or other is not file or begin < 0:
                 return None
-            if begin + int(places[:, 1].sum()) > file.nbytes:
+            stop = run[1] + (n - 1) * run[2] + each.nbytes
+            if stop > file.nbytes:
                 return None  # the other way states what is wrong
-            ranges.append((begin, places))
+            ranges.append((begin, stop, places))
         planned = joined(ranges)
         return None if file is None or planned is None else [(file, *each) for each in planned]
 

@@ -158,10 +158,13 @@ def woven(plain: Plain, to: Sequence[Ints | int], stride: int, count: int) -> In
     return together(addresses[0], [*columns, (DROPPED, gap)]).places[:-1]
 
 
-def joined(ranges: Sequence[tuple[int, Ints]]) -> list[tuple[int, Ints]] | None:
-    """Return ranges of a file, and their places, as fewer; None where they overlap."""
+def joined(ranges: Sequence[tuple[int, int, Ints]]) -> list[tuple[int, Ints]] | None:
+    """Return ranges of a file as fewer, and their places; None where they overlap.
+
+    `ranges` are where each begins and ends, and its places.
+    """
     out, end = list[tuple[int, list[Ints]]](), -1
-    for start, places in sorted(ranges, key=lambda r: r[0]):
+    for start, stop, places in sorted(ranges, key=lambda r: r[0]):
         gap = start - end
         if out and gap < 0:
             return None
@@ -169,7 +172,7 @@ def joined(ranges: Sequence[tuple[int, Ints]]) -> list[tuple[int, Ints]] | None:
             out[-1][1].extend([np.array([[DROPPED, gap]], np.int64), places] if gap else [places])
         else:
             out.append((start, [places]))
-        end = start + int(places[:, 1].sum())
+        end = stop
     return [(start, each[0] if len(each) == 1 else np.concatenate(each)) for start, each in out]
 
 
