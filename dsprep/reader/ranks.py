@@ -114,8 +114,8 @@ def _from_environment(env: Mapping[str, str]) -> RankInfo:
         if launcher == "SLURM" and not _in_step(env):
             continue
         if size is not None and len(here) == 2:
-            numbers, source = (_number(env, n) for n in here), f"{launcher}: {rank}, {size}"
-            return _checked_rank_info(*numbers, env, source, rank, size)
+            (number, count), source = (_number(env, n) for n in here), f"{launcher}: {rank}, {size}"
+            return _checked_rank_info(number, count, env, source, rank, size)
         if here and not found:
             found = f"{here[0]}={env[here[0]]}"
             problem = f"{here[0]} is set without {size if here[0] == rank else rank}"
