@@ -89,7 +89,9 @@ def pytest_runtest_call(item):
 
 
 NEEDS_TENSORFLOW = re.compile(
-    r"tensorflow|test_tf\.|(conformance|format_contract|test_write\.).*tfrecord", re.IGNORECASE
+    r"tensorflow|\btf\b|_tf\b|test_cli_provenance|test_checking"
+    r"|(conformance|format_contract|test_write\.|bench_strategies).*tfrecord",
+    re.IGNORECASE,
 )
 
 

@@ -148,9 +148,9 @@ def test_other_dtypes_have_documented_stand_ins(tmp_path: Path) -> None:
     assert [n for n in dtypes if "dsprep_dtype" not in root[n].attrs] == plain_names
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_the_cut_into_pieces_leaves_no_trace(tmp_path: Path, options: WriteOptions) -> None:
-    schema = SCHEMAS["mixed"]
+@pytest.mark.parametrize("label", ["default", "small", "files", "v2-small", "zstd", "blosc-files"])
+def test_the_cut_into_pieces_leaves_no_trace(tmp_path: Path, label: str) -> None:
+    schema, options = SCHEMAS["mixed"], OPTIONS[label]
     batch = random_batch(schema, 23)
     made = []
     for i, cuts in enumerate([(), (1, 2, 3, 5, 8, 13, 21), (20,)]):
