@@ -226,9 +226,9 @@ def test_a_crash_and_a_hang_are_reported(made, tmp_path, monkeypatch):
 
     assert ended("echo boom >&2; exit 3") == "ended with status 3: boom"
     assert ended("kill -9 $$") == "ended by signal 9"
-    assert "took too long" in ended(f"sleep 100 & echo $! > {tmp_path}/pid; wait", timeout=0.5)
+    assert "took too long" in ended(f"sleep 100 & echo $! > {tmp_path}/pid; wait", timeout=2.0)
     pid = (tmp_path / "pid").read_text().strip()
-    for _ in range(100):
+    for _ in range(3000):
         if not Path(f"/proc/{pid}").exists():
             break
         time.sleep(0.02)
@@ -247,7 +247,7 @@ p.stdout.readline(); print(p.pid, flush=True); time.sleep(60)
         watched = os.pidfd_open(int(process.stdout.readline()))
         process.kill()
         try:
-            assert select.select([watched], [], [], 10)[0]
+            assert select.select([watched], [], [], 60)[0]
         finally:
             os.close(watched)
 
