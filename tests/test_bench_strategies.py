@@ -175,7 +175,7 @@ BEFORE = set(Path("/dev/shm").iterdir())
 
 def left_open(path: Path) -> list[str]:
     """What is left of a way of reading; ended processes may take a moment."""
-    for _ in range(100):
+    for _ in range(600):
         if not opened_of(path):
             break
         time.sleep(0.05)
