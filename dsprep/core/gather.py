@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from dsprep.core.schema import (
@@ -110,3 +112,17 @@ class Assembly:
         parts = [self._parts[at] for at in sorted(self._parts)]
         joined = concatenate(self.ragged, parts) if parts else {}
         return {n: self._fixed[n] if n in self._fixed else joined[n] for n in self._schema.names}
+
+
+def ranges_in(starts: Ints, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (part, first, last + 1) for the parts that hold some of ``start .. stop``.
+
+    Part i begins at ``starts[i]``, and ends where the next one begins.
+    """
+    part = max(0, int(np.searchsorted(starts, start, "right")) - 1)
+    while start < stop:
+        base, end = int(starts[part]), min(stop, int(starts[part + 1]))
+        if end > start:
+            yield part, start - base, end - base
+            start = end
+        part += 1

@@ -125,7 +125,7 @@ def _open(
     known: Known | None = None
     absolute = all_absolute(names)
     try:
-        known = _find_valid(format, absolute, at)
+        known = find_sidecar(absolute, at)
     except DsprepError as error:
         if through != "library":
             raise
@@ -220,8 +220,8 @@ def _spread(names: Sequence[Path], first: int) -> list[Path]:
     return [names[i] for i in sorted({*range(min(first, len(names))), *spread})]
 
 
-def _find_valid(format: Format, names: Sequence[Path], at: Path | None) -> Known | None:
-    """Return the sidecar of files, None if there is none.
+def find_sidecar(names: Sequence[Path], at: Path | None) -> Known | None:
+    """Return the valid sidecar of files, None if there is none.
 
     Raises
     ------

@@ -16,7 +16,7 @@ import numpy as np
 from typing_extensions import override
 
 from dsprep import formats
-from dsprep.core.gather import Assembly
+from dsprep.core.gather import Assembly, ranges_in
 from dsprep.core.schema import (
     OTHERS,
     Arena,
@@ -400,7 +400,7 @@ class Dataset(Source):
     @override
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
         # Only the files that hold some of the samples are opened.
-        numbers = [i for i, _, _ in self._ranges(start, stop)] or [0]
+        numbers = [i for i, _, _ in ranges_in(self._starts, start, stop)] or [0]
         opening = self._opening(slice(numbers[0], numbers[-1] + 1))
         return opening, int(self._starts[numbers[0]])
 
@@ -413,21 +413,11 @@ class Dataset(Source):
         index = bisect_right(self._starts, sample) - 1
         return self.paths[index], sample - int(self._starts[index])
 
-    def _ranges(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (file, first, last + 1) for the files that hold samples of ``start .. stop``."""
-        index = max(0, int(np.searchsorted(self._starts, start, "right")) - 1)
-        while start < stop:
-            base, end = int(self._starts[index]), int(self._starts[index + 1])
-            if end > start:
-                yield index, start - base, min(stop, end) - base
-                start = min(stop, end)
-            index += 1
-
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
         if self._only is not None:
             return self._only.read(start, stop, arena)
-        ranges = list(self._ranges(start, stop))
+        ranges = list(ranges_in(self._starts, start, stop))
         if not ranges:
             return empty_batch(self.schema)
         if len(ranges) == 1:
@@ -454,7 +444,7 @@ class Dataset(Source):
         if not self.schema.ragged:
             return super().sizes(start, stop)
         number, parts = 8 * (self.options.file_field is not None), [np.zeros(0, np.int64)]
-        for index, first, last in self._ranges(start, stop):
+        for index, first, last in ranges_in(self._starts, start, stop):
             with self.file(index) as source:
                 sizes = source.sizes(first, last)
             if sizes is None:

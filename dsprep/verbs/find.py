@@ -8,8 +8,8 @@ from pathlib import Path
 
 from dsprep.errors import UsageError
 from dsprep.formats.options import OpenOptions
-from dsprep.sidecar import sidecar, spec
 from dsprep.sidecar.sidecar import Sidecar
+from dsprep.source.dataset import find_sidecar
 from dsprep.source.files import find_files
 from dsprep.verbs.provenance import provenance
 from dsprep.writing.create_sidecar import ReadOnlyError
@@ -43,15 +43,10 @@ def find(
     files = [p for p, _ in find_files(paths)[0]]
     if at is not None and not at.is_file():
         return None
-    existing = spec.find(files, at)
-    if existing is None:
+    existing = find_sidecar(files, at)
+    if existing is None or not existing[0].layouts:
         return None
     content, dataset, path = existing
-    if not content.layouts:
-        return None
-    changed = sidecar.changes(content, dataset, "some")
-    if changed:
-        raise sidecar.stale(changed[0], path, dataset)
     recorded = OpenOptions.from_json(content.reading)
     requested = replace(options, fields=())
     typed = any(s.dtype is not None or s.index for s in options.fields)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from dsprep.core.gather import ranges_in
 from dsprep.core.schema import (
     Arena,
     Attrs,
@@ -253,23 +254,13 @@ class ParquetSource(Source):
 
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        parts = [self._part(*some) for some in self._ranges(start, stop)]
+        parts = [self._part(*some) for some in ranges_in(self._starts, start, stop)]
         self._file.check_same()
         if not parts:
             return empty_batch(self.schema)
         if len(parts) > 1:
             return concatenate(self.schema, parts)
         return {name: _own(column, f"parquet.{name}", arena) for name, column in parts[0].items()}
-
-    def _ranges(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yield numbers of row groups, and the range of samples in each."""
-        number = int(np.searchsorted(self._starts, start, "right")) - 1
-        while start < stop:
-            first, end = int(self._starts[number]), min(stop, int(self._starts[number + 1]))
-            if end > start:
-                yield number, start - first, end - first
-                start = end
-            number += 1
 
     def _part(self, number: int, start: int, stop: int) -> Batch:
         where = self._group(number)
