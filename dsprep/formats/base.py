@@ -468,6 +468,8 @@ class Format(ABC):
         Whether a directory is of this format only if it is named, not where it is found in one.
     max_open
         Files of a dataset that stay open at the same time, with what they hold.
+    doubtful
+        Whether each of several files of one field may be one sample, or hold several.
     """
 
     name: ClassVar[str]
@@ -478,6 +480,7 @@ class Format(ABC):
     keeps_types: ClassVar[bool] = True
     named_only: ClassVar[bool] = False
     max_open: ClassVar[int] = 8
+    doubtful: ClassVar[bool] = False
 
     @abstractmethod
     def recognises(self, candidate: Candidate) -> bool:
@@ -525,10 +528,6 @@ class Format(ABC):
         Where fields are inferred; each file is then opened with those of all as its hint.
         """
         return None if differences(one, other) else one
-
-    def is_doubtful(self, schema: Schema, options: OpenOptions) -> bool:
-        """Whether each of several files with these fields may be one sample, or hold several."""
-        return False
 
 
 class WritableFormat(Format):

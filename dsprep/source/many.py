@@ -224,7 +224,8 @@ class Dataset(Source):
                 if merged is None:
                     raise self._disagree(self.paths[i], known, source.schema)
                 known = merged
-        if known is not None and self._format.is_doubtful(known, options):
+        one = known is not None and len(known) == 1 and options.sample_axis == "auto"
+        if one and self._format.doubtful:
             ways = {"none": len(self.paths), "first": int(counts.sum())}
             raise AmbiguousError(
                 "each file may be one sample, or hold several",

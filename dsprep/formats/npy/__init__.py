@@ -39,6 +39,7 @@ class Numpy(Format):
     suffixes: ClassVar[tuple[str, ...]] = (".npy", ".npz")
     open_options: ClassVar[frozenset[str]] = frozenset({"fields", "follow_external", "sample_axis"})
     infers: ClassVar[bool] = True
+    doubtful: ClassVar[bool] = True
 
     def recognises(self, candidate: Candidate) -> bool:
         """Whether it is an array, a ZIP file called ``.npz``, or a directory of fields."""
@@ -75,10 +76,6 @@ class Numpy(Format):
                 f"take them together with --join; or {WAY_OUT}",
             )
         return merged
-
-    def is_doubtful(self, schema: Schema, options: OpenOptions) -> bool:
-        """Whether nothing says how files of one array each are read."""
-        return len(schema) == 1 and options.sample_axis == "auto"
 
 
 def common_name(a: str, b: str) -> str:
