@@ -38,6 +38,24 @@ LISTED = 32 << 10
 def open_images(path: Path, options: OpenOptions) -> LocatedSource:
     """Open a folder of images for reading; see `base.Format.open`."""
     inside = DirectoryGuard(path, options.follow_external)
+    files, parsed = parse(path, options, inside)
+    opened = OpenFiles(inside, lambda _: path, kept_open=1)
+
+    def open_file(below: str) -> Handle:
+        file = opened.get(0, below)
+        if file.mtime_ns > files.newest:
+            raise changed(file.path, "it is newer than when it was listed")
+        return file
+
+    source = LocatedSource(path, parsed, options, open_file, opened.close)
+    for f in source.schema:
+        if f.kind != parsed.fields[source.names[f.name]].kind:
+            raise UsageError(f"field {f.name} is bytes and cannot have a type", where=path)
+    return source
+
+
+def parse(path: Path, options: OpenOptions, inside: DirectoryGuard) -> tuple[Files, Parsed]:
+    """Return the files of a folder, and what they are."""
     chosen = patterns(options.fields)
     files = Files.read(
         path,
@@ -80,7 +98,7 @@ def open_images(path: Path, options: OpenOptions) -> LocatedSource:
         for part in parts
     }
     fields = {part.name: Field.opaque(part.name) for part in parts}
-    parsed = Parsed(
+    return files, Parsed(
         version=version,
         fields=fields | {f.name: f for f, _ in given},
         layout=FileLayout(
@@ -88,19 +106,6 @@ def open_images(path: Path, options: OpenOptions) -> LocatedSource:
         ),
         notes=tuple(notes),
     )
-    opened = OpenFiles(inside, lambda _: path, kept_open=1)
-
-    def open_file(below: str) -> Handle:
-        file = opened.get(0, below)
-        if file.mtime_ns > files.newest:
-            raise changed(file.path, "it is newer than when it was listed")
-        return file
-
-    source = LocatedSource(path, parsed, options, open_file, opened.close)
-    for f in source.schema:
-        if f.kind != parsed.fields[source.names[f.name]].kind:
-            raise UsageError(f"field {f.name} is bytes and cannot have a type", where=path)
-    return source
 
 
 def _table(labels: str, path: Path) -> tuple[Path, str] | None:
