@@ -212,7 +212,7 @@ class LocatedSource(Source):
                 )
                 checked = self._parsed.prove or self._parsed.verify
                 text = any(f.dtype.kind == "U" for f in self.schema)
-                if not (checked or text or self._retyped or unlocated):
+                if len(self) > 1 and not (checked or text or self._retyped or unlocated):
                     self._single = self._reader.single(self.schema.names)
             return self._reader
 

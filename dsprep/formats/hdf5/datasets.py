@@ -15,6 +15,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -166,7 +167,7 @@ class Contents:
     left_out: dict[str, str] = field(default_factory=dict)
     enums: list[str] = field(default_factory=list)
 
-    @property
+    @cached_property
     def where(self) -> Path:
         """The path of the file, for messages."""
         return self.disk.path
@@ -216,8 +217,8 @@ def walk(file: Any, disk: Handle, *, follow: bool) -> Contents:
                 # Reversed, because the stack gives back the last one first.
                 stack.extend(reversed([*_members(item, f"{path}/" if path else "", contents)]))
             elif isinstance(item, h5d.DatasetID):
-                space = item.get_space()
-                key = item.get_type().encode(), space.get_simple_extent_type(), space.shape
+                space, element = item.get_space(), item.get_type()
+                key = element.encode(), space.get_simple_extent_type(), space.shape
                 stored_type: StoredType | str | None = None
                 others = other_files(item)
                 if others and not follow:
@@ -231,7 +232,7 @@ def walk(file: Any, disk: Handle, *, follow: bool) -> Contents:
                 if isinstance(stored_type, str):
                     contents.left_out[path] = stored_type
                     continue
-                if isinstance(item.get_type(), h5t.TypeEnumID) and stored_type.dtype.kind in "iu":
+                if isinstance(element, h5t.TypeEnumID) and stored_type.dtype.kind in "iu":
                     contents.enums.append(path)
                 contents.datasets[path] = alike.setdefault(stored_type, stored_type)
                 if not attributed and not stored_type.vlen:
@@ -321,7 +322,10 @@ def sources(dataset: Any, where: str) -> list[tuple[Path, int]]:
     import h5py
     from h5py import h5d
 
-    plist, path = dataset.id.get_create_plist(), Path(dataset.file.filename)
+    plist = dataset.id.get_create_plist()
+    if not other_files(dataset.id):
+        return []
+    path = Path(dataset.file.filename)
     if plist.get_layout() != h5d.VIRTUAL:
         left, files = math.prod(dataset.shape) * int(dataset.id.get_type().get_size()), []
         prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(path.parent))

@@ -97,23 +97,19 @@ def check_chunks(dataset: Any, start: int, stop: int, where: object) -> None:
     first = start // chunk[0] * chunk[0]
     others = (range(0, n, c) for n, c in zip(shape[1:], chunk[1:], strict=True))
     for corner in itertools.product(range(first, stop, chunk[0]), *others):
-        info = dataset.id.get_chunk_info_by_coord(corner)
-        if info.byte_offset is None:
-            continue
-        if not filters:
-            if info.size != nbytes:  # the library leaves the rest of its memory as it was
-                raise FormatError(
-                    "a chunk without filters is not of a chunk's size",
-                    where=f"{where}, chunk at {corner}, offset {info.byte_offset}",
-                    expected=f"{nbytes} bytes",
-                    found=f"{info.size}",
-                    fix="the file was changed or is damaged",
-                )
-            continue
-        mask, data = dataset.id.read_direct_chunk(corner)
+        info, here = dataset.id.get_chunk_info_by_coord(corner), f"{where}, chunk at {corner}"
         over = any(a + c > n for a, c, n in zip(corner, chunk, shape, strict=True))
-        if not (over and len(data) == nbytes):  # those may be stored without filters
-            decode(data, filters, mask, nbytes, f"{where}, chunk at {corner}")
+        if info.byte_offset is None or (info.size == nbytes and (over or not filters)):
+            continue  # those that stick out may be stored without filters
+        if not filters:  # the library leaves the rest of its memory as it was
+            raise FormatError(
+                "a chunk without filters is not of a chunk's size",
+                where=f"{here}, offset {info.byte_offset}",
+                expected=f"{nbytes} bytes",
+                found=f"{info.size}",
+            )
+        mask, data = dataset.id.read_direct_chunk(corner)
+        decode(data, filters, mask, nbytes, here)
 
 
 # --- the index of the chunks -----------------------------------------------------------------
@@ -303,20 +299,19 @@ def _contiguous(
     dataset: Any, shape: tuple[int, ...], itemsize: int, file: Handle, where: str, *, raw: bool
 ) -> Grid:
     nbytes = math.prod(shape) * itemsize
-    # Before the first write there is no address, or, with a user block, a false one.
-    first = dataset.file.id.get_create_plist().get_userblock()
     stored, offset = dataset.id.get_storage_size(), dataset.id.get_offset() or 0
     if not shape:  # one element, perhaps of an array type
         shape = (dataset.dtype.subdtype or (None, (1,)))[1]
         itemsize = nbytes // math.prod(shape)
     if stored not in (0, nbytes):
         raise Unlocated("it has another size than its shape says")
-    if offset <= first:
+    # Before the first write there is no address, or, with a user block, a false one.
+    if not stored and offset <= dataset.file.id.get_create_plist().get_userblock():
         if not raw:
             raise Unlocated("nothing was ever written to it")
         fill = _no_items(dataset, itemsize)
         return Grid(Blocks(Affine(1, -1), Affine(1, 0)), shape, itemsize, shape, fill=fill)
-    if offset > file.nbytes - nbytes:
+    if not 0 < offset <= file.nbytes - nbytes:
         raise FormatError(
             "the data are outside the file",
             where=where,
