@@ -5,14 +5,16 @@ from __future__ import annotations
 import glob
 import shlex
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from dsprep.core.schema import Field, FieldSpec, Schema, show_shape
 from dsprep.errors import AmbiguousError, FormatError, SchemaError
 from dsprep.formats.fields import missing_field
+from dsprep.formats.index_tables import Route
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.npy.archive import Member
 from dsprep.formats.npy.arrays import (
@@ -24,16 +26,27 @@ from dsprep.formats.npy.arrays import (
     of_directory,
     of_file,
 )
-from dsprep.formats.npy.tables import Tables, check
+from dsprep.formats.npy.tables import StoredNumbers, check
 from dsprep.formats.options import OpenOptions
-from dsprep.formats.ragged import table_paths
-from dsprep.formats.samples import SampleAxis, ambiguous, choose
+from dsprep.formats.ragged import (
+    ArrayTree,
+    RaggedRows,
+    find_tables,
+    indexed,
+    routes_of,
+    table_paths,
+)
+from dsprep.formats.samples import SampleAxis, Sized, ambiguous, choose
 from dsprep.formats.splits import check_arrays
+from dsprep.layout.laws import Explicit
 from dsprep.layout.model import FileLayout
 from dsprep.reading.files import Files
 from dsprep.storage.base import Handle
 from dsprep.storage.local import DirectoryGuard
 from dsprep.storage.paths import open_file
+
+Routes: TypeAlias = Mapping[str, tuple[str, Route | None]]
+"""By field: the array that has its values, and how its rows are found if it is ragged."""
 
 PROVED = 64 << 20
 """Bytes of a stored ZIP member up to which its CRC-32 is compared when it is first read."""
@@ -53,13 +66,24 @@ def open_numpy(path: Path, options: OpenOptions, hint: Schema | None) -> Located
     try:
         inside = _arrays(path, file, opened, options, hint)
         specs = tuple(_known(s, inside) for s in options.fields)
-        tables = Tables(inside, specs, options, path, opened, file)
-        axis = _axis(tables, inside, options, path)
-        parsed = _parsed(tables, inside, axis, specs, hint, path)
+
+        def open_rows(name: str) -> StoredNumbers:
+            member = inside.members.get(name)
+            if member is not None and file is not None:
+                check(file, member)
+            return StoredNumbers(name, inside.arrays[name], opened, f"{path}, array {name}")
+
+        tree = ArrayTree(inside.arrays, {"": ()})
+        ragged = RaggedRows()
+        if options.sample_axis != "none":
+            ragged = find_tables(tree, tree.groups, open_rows)
+        known = [s for s in specs if s.index or s.path in inside.arrays]  # the others: `_parsed`
+        routes = routes_of(known, tree, ragged, open_rows, path) if known or not specs else {}
+        axis = _axis(routes, inside, options, path, partial(indexed, tree, open_rows))
+        parsed = _parsed(routes, inside, axis, specs, hint, path)
         if file is not None and inside.members:
-            names = [s.spelled for s in specs] or parsed.fields
-            known = (inside.members.get(tables.values_of(name)) for name in names)
-            members = [m for m in known if m is not None and m.nbytes <= PROVED]
+            values = (inside.members.get(routes[name][0]) for name in parsed.fields)
+            members = [m for m in values if m is not None and m.nbytes <= PROVED]
             parsed = replace(parsed, prove=partial(_prove, file, members, threading.Lock()))
         return LocatedSource(path, parsed, replace(options, fields=specs), opened, close)
     except BaseException:
@@ -107,7 +131,7 @@ def _known(spec: FieldSpec, inside: Arrays) -> FieldSpec:
 
 
 def _parsed(
-    tables: Tables,
+    routes: Routes,
     inside: Arrays,
     axis: SampleAxis,
     specs: tuple[FieldSpec, ...],
@@ -119,7 +143,7 @@ def _parsed(
             raise inside.refused[name]
         if name not in inside.arrays:
             raise missing_field(name, inside.names, path)
-    if not tables.sized:
+    if not routes:
         problem = "no array can be a field" if inside.arrays else "it holds no arrays"
         raise FormatError(problem, where=path)
     others = [n for n in (s.spelled for s in specs) if n not in axis.names]
@@ -128,16 +152,18 @@ def _parsed(
             f"field {others[0]} has not the length of the others",
             where=path,
             expected=f"{axis.count} samples along its first axis",
-            found=show_shape(tables.sized[others[0]].shape) or "no axis",
+            found=show_shape(_sized(*routes[others[0]], inside).shape) or "no axis",
         )
     known = {} if hint is None or not axis.whole_file else {f.name: f for f in hint}
     fields, columns = {}, {}
     for n in axis.names:
-        array = inside.arrays[tables.values_of(n)]
-        if n in tables.routes:
+        values, route = routes[n]
+        array = inside.arrays[values]
+        if route is not None:
             fields[n] = Field(n, array.dtype, (None, *array.shape[1:]))
-            first, count = tables.rows(n)
-            columns[n] = replace(array.column(whole_file=False), first=first, count=count)
+            first, end = route.spans(array.shape[0])
+            rows = Explicit(first), Explicit(end - first)
+            columns[n] = replace(array.column(whole_file=False), first=rows[0], count=rows[1])
             continue
         fields[n] = _field(n, array, known.get(n), axis.whole_file)
         columns[n] = array.column(whole_file=axis.whole_file, ragged=fields[n].ragged)
@@ -159,7 +185,19 @@ def _field(name: str, array: StoredArray, hint: Field | None, whole_file: bool) 
     return Field(name, array.dtype, shape)
 
 
-def _axis(tables: Tables, inside: Arrays, options: OpenOptions, path: Path) -> SampleAxis:
+def _sized(values: str, route: Route | None, inside: Arrays) -> Sized:
+    array = inside.arrays[values]
+    shape = array.shape if route is None else (route.tables[0].rows,)
+    return Sized(shape, array.stored, dtype=array.dtype if route is None else None)
+
+
+def _axis(
+    routes: Routes,
+    inside: Arrays,
+    options: OpenOptions,
+    path: Path,
+    more: Callable[[], Sequence[tuple[str, str]]],
+) -> SampleAxis:
     """Return which axis counts the samples.
 
     Raises
@@ -168,7 +206,8 @@ def _axis(tables: Tables, inside: Arrays, options: OpenOptions, path: Path) -> S
         If it is doubtful, or all of the files of a directory are the same kind of array, so that
         each may be a sample.
     """
-    arrays, mode, shapes = inside.arrays, options.sample_axis, tables.sized
+    arrays, mode = inside.arrays, options.sample_axis
+    shapes = {name: _sized(*route, inside) for name, route in routes.items()}
     if not shapes:
         return SampleAxis(0, False, ())
     if not options.fields and mode == "auto":
@@ -186,4 +225,4 @@ def _axis(tables: Tables, inside: Arrays, options: OpenOptions, path: Path) -> S
             (f"{files} --sample-axis first", f"{rows} samples, one in each row of each file"),
         ]
         raise AmbiguousError(error.reason, [*ways, *error.readings], where=path, fix=error.fix)
-    return choose(shapes, mode, path, named=bool(options.fields), more=tables.more)
+    return choose(shapes, mode, path, named=bool(options.fields), more=more)
