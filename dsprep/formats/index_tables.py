@@ -17,6 +17,7 @@ from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 
+from dsprep.core.memory import free_memory
 from dsprep.core.schema import Array, Ints, Kind
 from dsprep.errors import FormatError
 from dsprep.layout.laws import Affine, Explicit, Law
@@ -107,6 +108,9 @@ class IndexTable:
 
         Raise `FormatError` unless they are all of `target` rows, one after another.
         """
+        if 16 * self.rows > free_memory():
+            what = "the rows of an index table do not fit into memory"
+            raise FormatError(what, where=self.first.where, found=f"{self.rows} rows")
         first, end = np.empty((2, self.rows), np.int64)
         for start in range(0, self.rows, _SCAN):
             some = slice(start, min(start + _SCAN, self.rows))

@@ -160,20 +160,6 @@ class Zip:
         self._heads: dict[int, bytes] = {}
         self._verified: set[str] = set()
         self._verifying: dict[str, threading.Lock] = {}
-        self._check_members()
-
-    def _check_members(self) -> None:
-        for info in self._zip.infolist():
-            outside = not 0 <= info.header_offset < self._size
-            packed = info.compress_type != zipfile.ZIP_STORED
-            if outside or (packed and info.file_size > MAX_INFLATED):
-                self.close()
-                raise FormatError(
-                    f"a ZIP member {'leaves the file' if outside else 'is too large, compressed'}",
-                    where=f"{self.path}, {info.filename}",
-                    found=f"{info.file_size} bytes",
-                    fix="unpack the ZIP file",
-                )
 
     def document(self, key: str, limit: int = MAX_DOCUMENT) -> bytes | None:
         """See `Directory`."""
@@ -181,7 +167,8 @@ class Zip:
         if info is None:
             return None
         where = f"{self.path}, {info.filename}"
-        check_nbytes(info.file_size, limit, where)
+        packed = info.compress_type != zipfile.ZIP_STORED
+        check_nbytes(info.file_size, min(limit, MAX_INFLATED) if packed else limit, where)
         try:
             return self._zip.read(info)
         except ZIP_ERRORS as error:
@@ -259,6 +246,7 @@ class Zip:
             return self._starts[info.filename]
         if self._file.fd < 0 and not self._heads:  # all at once: each is a request
             offsets = [each.header_offset for each in self._zip.infolist()]
+            offsets = [at for at in offsets if 0 <= at < self._size]
             heads = self._file.pread_blocks(HEAD_NBYTES, offsets)
             self._heads = dict(zip(offsets, heads, strict=True))
         where = f"{self.path}, {info.filename}"
