@@ -152,9 +152,8 @@ def take_own(
     """
     values, *parts = (f"{group}/{part}".lstrip("/") for part in OWN)
     held: Any = tree.datasets.get(values)
-    table = None
-    if all(part in tree.datasets for part in parts):
-        table = table_of(parts, tree, open_rows, capacity)
+    lost = [path for path in (values, *parts) if path not in tree.datasets]
+    table = None if lost else table_of(parts, tree, open_rows, capacity)
     fits = held is not None and not held.vlen and held.shape
     if kind != "array":
         fits = fits and kind in ("bytes", "str") and (held.dtype, len(held.shape)) == (np.uint8, 1)
@@ -163,6 +162,7 @@ def take_own(
             f"the group is not a ragged field of kind {kind!r}",
             where=where,
             expected=f"{', '.join(OWN)}, and array, or bytes or str of uint8 values",
+            found=f"without {', '.join(lost)}" if lost else None,
         )
     ragged_rows.routes[group] = values, Route((table,), (",".join(parts),), kind)
     ragged_rows.used.update((values, *parts))
