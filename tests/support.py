@@ -25,12 +25,10 @@ from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
 from dsprep.formats.base import Format, Source, State, WritableFormat, Writer
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.layout import as_json, fit
-from dsprep.sidecar.spec import sidecar_path
-from dsprep.source.many import open_native
 from dsprep.storage.identity import BLOCK_NBYTES, BLOCKS
 from dsprep.storage.trees import sized_files
 from dsprep.verbs.convert import ConvertOptions, plan_job
-from dsprep.writing.create_sidecar import Looks, Made, Subject, make
+from dsprep.writing.create_sidecar import Looks, Made, make
 from dsprep.writing.job import RunOptions
 from dsprep.writing.run import run_job
 
@@ -177,9 +175,10 @@ def write_batch(
 
 def describe(format: Format, schema: Schema, files: Sequence[Path], dataset: Path) -> Made:
     """The sidecar of files that a test has written by a format's writer."""
-    subject = Subject(format, files, dataset, sidecar_path(dataset), schema, {})
-    with open_native(format, files, OpenOptions(), schema) as source:
-        return make(source, subject, Looks())
+    files = [file.absolute() for file in files]
+    made = make(format, files, OpenOptions(), schema, (), Looks(), {})
+    assert made.dataset == dataset
+    return made
 
 
 def check_layout(format: Format, path: Path, schema: Schema, writer: Writer) -> bool:

@@ -7,7 +7,10 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -27,8 +30,8 @@ from support import (
 import dsprep
 from dsprep import formats
 from dsprep.core.schema import Arena, Field, Ragged, Schema
-from dsprep.errors import DsprepError, FormatError, UnsupportedError
-from dsprep.formats.options import Compression, WriteOptions
+from dsprep.errors import DsprepError, FormatError, SchemaError, UnsupportedError
+from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar, StaleError
 from dsprep.source.dataset import open_dataset
@@ -399,3 +402,42 @@ def test_chunks_that_are_kept_are_not_in_memory_that_is_used_again(tmp_path):
             found = opened.read(chosen, names, arena=arena)
             for name in names:
                 np.testing.assert_array_equal(found[name], expected[name][chosen])
+
+
+@pytest.mark.parametrize("names", [{}, {"file_field": "part"}])
+def test_each_file_is_looked_at_once_and_again_only_if_it_changed(names, tmp_path, monkeypatch):
+    monkeypatch.setattr("dsprep.verbs.provenance.MANY", 4)
+    opened, open_file, looked = Counter(), os.open, []
+
+    def counted(path, *how, **more):
+        opened[Path(os.fsdecode(path)).name] += Path(os.fsdecode(path)).suffix == ".npy"
+        return open_file(path, *how, **more)
+
+    monkeypatch.setattr(os, "open", counted)
+    data = tmp_path / "data"
+    data.mkdir()
+    for i in range(6):
+        np.save(data / f"x{i}.npy", np.full((2 + i % 2, 3), i, "f4"))
+    options = OpenOptions(sample_axis="first", **names)
+
+    def made():
+        opened.clear()
+        content = provenance(data, options).content
+        looked[:] = [opened[f"x{i}.npy"] for i in range(7)]
+        with open_dataset(data, through="strict") as source:
+            values = source[:][source.schema.names[0]][:, 0].tolist()
+        assert values == [float(x[0]) for p in sorted(data.iterdir()) for x in np.load(p)]
+        return replace(content, lineage={}, files=tuple(content.files))
+
+    first = made()
+    assert looked[1:] == [1] * 5 + [0]
+    assert (made(), looked) == (first, [0] * 7)
+    np.save(data / "x3.npy", np.full((3, 3), 9, "f4"))
+    np.save(data / "x6.npy", np.full((1, 3), 7, "f4"))
+    second = made()
+    assert looked[1:] == [0, 0, 1, 0, 0, 1]
+    spec.sidecar_path(data).unlink()
+    assert made() == second != first
+    np.save(data / "x0.npy", np.full((1, 3), 7, "f8"))
+    with pytest.raises(SchemaError):
+        provenance(data, options)

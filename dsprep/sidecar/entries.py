@@ -200,10 +200,14 @@ class FileColumns(Sequence[FileEntry]):
         return [os.fsdecode(self._path(number)) for number in range(self._count)]
 
     def numbers(self, key: str) -> Ints:
-        """Return the numbers of the files that have this key."""
+        """Return a number of every file, by its key; 0 where there is none."""
         if key in self._numbers:
             return self._numbers[key].astype(np.int64)
-        return np.full(self._count, self._values[key](0) if key in self._values else 0, np.int64)
+        column = self.described["columns"].get(key, {"all": 0})
+        if "all" in column:
+            return np.full(self._count, column["all"] or 0, np.uint64).astype(np.int64)
+        values = [value or 0 for value in map(self._values[key], range(self._count))]
+        return np.array(values, np.uint64).astype(np.int64)
 
     def _column(self, key: str, column: Mapping[str, Any]) -> Callable[[int], Any]:
         """Return what gives the value of a file."""
@@ -238,10 +242,11 @@ def _whole(number: Any) -> int:
 
 
 def numbers(files: Sequence[FileEntry], key: str) -> Ints:
-    """Return ``samples``, ``nbytes``, ``files`` or ``layout`` of every file."""
+    """Return a number of every file, by its key; 0 where there is none."""
     if isinstance(files, FileColumns):
         return files.numbers(key)
-    return np.array([_value_of(key)(entry) for entry in files], np.int64)
+    values = [value or 0 for value in map(_value_of(key), files)]
+    return np.array(values, np.uint64).astype(np.int64)
 
 
 def _value_of(key: str) -> attrgetter[Any]:
@@ -250,6 +255,8 @@ def _value_of(key: str) -> attrgetter[Any]:
 
 def encode(files: Sequence[FileEntry]) -> tuple[dict[str, Any], bytes]:
     """Return rows as columns: how they are described, but for where they are, and their bytes."""
+    if isinstance(files, FileColumns):
+        return {**files.described}, files.block.tobytes()
     block, columns = bytearray(), dict[str, Any]()
 
     def put(numbers: Array, texts: bytes = b"") -> dict[str, int]:

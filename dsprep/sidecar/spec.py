@@ -452,7 +452,7 @@ def encode(content: Content, companion: bytes) -> tuple[bytes, bytes]:
         json["dsprep_sidecar"] = VERSION
         described, block = entries.encode(content.files)
         companion += bytes(-len(companion) % 8)
-        json["files"] = {"at": len(companion), **described}
+        json["files"] = {**described, "at": len(companion)}
     lines = []
     for key, value in json.items():
         if isinstance(value, list) and len(value) > 1:

@@ -6,11 +6,12 @@ import json
 import threading
 from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from typing_extensions import override
@@ -57,6 +58,7 @@ def open_native(
     *,
     identities: Identities = (),
     first: int = 0,
+    surveyed: Iterable[Surveyed] = (),
 ) -> Dataset:
     """Open files of one format by parsing them.
 
@@ -68,6 +70,8 @@ def open_native(
         What the files were before; empty: not compared.
     first
         The number of the first file among those of the dataset.
+    surveyed
+        See `Dataset`.
     """
     schema = None if schema is None else without(schema, options.file_field)
     if any(s.name == OTHERS for s in options.fields):
@@ -77,7 +81,8 @@ def open_native(
             notes = (*notes, *all_of_them.notes)
             options = replace(options, fields=with_others(options.fields, own_schema.names))
             schema = own_schema if format.infers else schema
-    source = Dataset(format, paths, options, schema, notes, progress, first)
+        surveyed = ()
+    source = Dataset(format, paths, options, schema, notes, progress, first, surveyed)
     source.known = identities
     return source
 
@@ -102,7 +107,8 @@ def without(schema: Schema, name: str | None) -> Schema:
 
 def _open_file(format: Format, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
     """Open a file."""
-    options = replace(options, file_field=None)
+    if options.file_field is not None:
+        options = replace(options, file_field=None)
     try:
         if "sample_axis" in format.open_options and is_turned(options):
             return open_turned(partial(format.open, path, hint=None), options, format)
@@ -114,6 +120,31 @@ def _open_file(format: Format, path: Path, options: OpenOptions, hint: Schema | 
         raise known or error from error
 
 
+def survey_options(options: OpenOptions) -> OpenOptions:
+    """Return how files are looked at from all of which fields are inferred: by their own names."""
+    names = dict.fromkeys(s.path for s in options.fields)
+    return replace(options, fields=tuple(FieldSpec(name, name) for name in names))
+
+
+def open_alone(
+    format: Format, path: Path, options: OpenOptions, hint: Schema | None, inferring: bool
+) -> Source:
+    """Open a file; while fields are inferred, those that only other files have are left out."""
+    missing: MissingField | None = None
+    while True:
+        try:
+            return _open_file(format, path, options, hint)
+        except MissingField as error:
+            rest = tuple(s for s in options.fields if s.path != error.path)
+            if not inferring or len(rest) == len(options.fields):
+                raise
+            options, missing = replace(options, fields=rest), error
+        except DsprepError as error:
+            if missing is None or options.fields:
+                raise
+            raise missing from error  # the error is of fields that were not requested
+
+
 def _with_hinted_attrs(schema: Schema, hint: Schema) -> Schema:
     """Return `schema` with the attributes that only the sidecar keeps."""
     fields = []
@@ -122,6 +153,29 @@ def _with_hinted_attrs(schema: Schema, hint: Schema) -> Schema:
         fields.append(replace(f, attrs={**known, **f.attrs}))
     static = schema.static or hint.static
     return Schema(tuple(fields), {**hint.attrs, **schema.attrs}, static)
+
+
+@dataclass(frozen=True, eq=False)
+class Surveyed:
+    """What one look at a file tells of the dataset that it is part of; as of its `Source`."""
+
+    schema: Schema
+    count: int
+    version: str
+    notes: tuple[str, ...] = ()
+    dropped: int = 0
+    others: tuple[str, ...] = ()
+    random_access: bool = False
+
+    @classmethod
+    def of(cls, source: Source) -> Self:
+        """Return what the source of a file tells."""
+        names = [field.name for field in fields(cls)[2:]]
+        told = {name: getattr(source, name) for name in names}
+        return cls(source.schema, len(source), **told)
+
+    def __len__(self) -> int:
+        return self.count
 
 
 class _Slot:
@@ -152,6 +206,8 @@ class Dataset(Source):
         Called with (files opened, files in all).
     first
         The number of the first file among those of the dataset.
+    surveyed
+        What looking at each file with `survey_options` told; empty: they are opened for it.
 
     Raises
     ------
@@ -168,6 +224,7 @@ class Dataset(Source):
         notes: Sequence[str] = (),
         progress: Callable[[int, int], None] | None = None,
         first: int = 0,
+        surveyed: Iterable[Surveyed] = (),
     ) -> None:
         self._format, self.format, self.paths, self.first = format, format.name, [*paths], first
         self.options, self.hint = options, hint
@@ -180,7 +237,7 @@ class Dataset(Source):
         self._seen: dict[int, Identity] = {}
         self._inferring = format.infers and hint is None and not alone
         try:
-            counts = self._survey(progress)
+            counts = self._survey(progress, iter(surveyed))
             self._complete_schema()
         except BaseException:
             self.close()
@@ -198,19 +255,23 @@ class Dataset(Source):
             note if files == len(self.paths) else f"{note} (in {files} of {len(self.paths)} files)"
         )
 
-    def _survey(self, progress: Callable[[int, int], None] | None) -> Ints:
+    def _survey(
+        self, progress: Callable[[int, int], None] | None, surveyed: Iterator[Surveyed]
+    ) -> Ints:
         """Set the schema and notes; return the samples of each file.
 
         Where fields are inferred from values, they are those that all files with samples hold.
         """
         counts = np.zeros(len(self.paths), np.int64)
         options, known = self.options, None
+        latest: Schema | None = None
         if self._inferring:
-            names = dict.fromkeys(s.path for s in options.fields)
-            specs = tuple(FieldSpec(name, name) for name in names)
-            self.options = replace(options, fields=specs)
-        for i, source in self._each(progress):
+            self.options = survey_options(options)
+        for i, source in self._each(progress, surveyed):
             counts[i] = len(source)
+            if source.schema is latest and len(source):
+                continue
+            latest = source.schema
             if i == 0:
                 self.schema, self.version = source.schema, source.version
                 self.others, self.random_access = source.others, source.random_access
@@ -266,11 +327,14 @@ class Dataset(Source):
         if name is not None:
             self.schema = self.schema.replace(*self.schema, Field(name, np.dtype("<i8")))
 
-    def _each(self, progress: Callable[[int, int], None] | None) -> Iterator[tuple[int, Source]]:
-        """Yield every file, opened, and collect notes."""
+    def _each(
+        self, progress: Callable[[int, int], None] | None, surveyed: Iterator[Surveyed]
+    ) -> Iterator[tuple[int, Source | Surveyed]]:
+        """Yield every file, opened unless it was surveyed, and collect notes."""
         known: dict[tuple[str, str], str] = {}
         for i in range(len(self.paths)):
-            with self.file(i) as source:
+            told = next(surveyed, None)
+            with self.file(i) if told is None else nullcontext(told) as source:
                 self._note_counts.update(source.notes)
                 self.dropped += source.dropped
                 if len(self.paths) > 1:
@@ -286,7 +350,7 @@ class Dataset(Source):
     def _compare_attributes(
         self,
         path: Path,
-        source: Source,
+        source: Source | Surveyed,
         known: dict[tuple[str, str], str],
         attrs: dict[tuple[str, str], str],
     ) -> None:
@@ -346,30 +410,15 @@ class Dataset(Source):
     def _opened(self, index: int) -> Source:
         """Open a file: the same one as before, if it was opened before."""
         path = self.paths[index]
+        opened = partial(open_alone, self._format, path, self.options, self.hint, self._inferring)
         if path.is_dir():
-            return self._open_path(path)
+            return opened()
         before = self._seen.setdefault(index, Identity.look(path))
-        source = self._open_path(path)
+        source = opened()
         if how := before.changed(path):
             source.close()
             raise changed(path, how)
         return source
-
-    def _open_path(self, path: Path) -> Source:
-        """Open a file; while fields are inferred, those that only other files have are left out."""
-        options, missing = self.options, None
-        while True:
-            try:
-                return _open_file(self._format, path, options, self.hint)
-            except MissingField as error:
-                fields = tuple(s for s in options.fields if s.path != error.path)
-                if not self._inferring or len(fields) == len(options.fields):
-                    raise
-                options, missing = replace(options, fields=fields), error
-            except DsprepError as error:
-                if missing is None or options.fields:
-                    raise
-                raise missing from error  # the error is of fields that were not requested
 
     def _close_some(self) -> None:
         idle = [i for i, slot in self._open.items() if not slot.users]
@@ -389,10 +438,6 @@ class Dataset(Source):
         for i in range(len(self.paths)):
             with self.file(i) as source:
                 source.confirm()
-
-    def openings(self) -> Iterator[Callable[[], Dataset]]:
-        """Yield how to open each file by itself, with the fields of all."""
-        return (self._opening(slice(i, i + 1)) for i in range(len(self.paths)))
 
     def _opening(self, some: slice) -> Callable[[], Dataset]:
         paths, first = [p.absolute() for p in self.paths[some]], self.first + (some.start or 0)
@@ -485,7 +530,10 @@ class Dataset(Source):
     def layout(self, index: int, progress: Callable[[int, int], None] | None = None) -> FileLayout:
         """Return the layout of a file; see `Source.extents`."""
         with self.file(index) as source:
-            layout = source.extents(progress)
+            return self.with_number(source.extents(progress), index)
+
+    def with_number(self, layout: FileLayout, index: int) -> FileLayout:
+        """Return the layout of a file with that of the field that has its number."""
         if self.options.file_field is None:
             return layout
         number = Given(Affine(layout.count, self.first + index))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 from typing_extensions import override
@@ -90,11 +91,17 @@ class DirectoryGuard:
     """
 
     def __init__(self, dataset: Path, follow: bool) -> None:
-        real, named = (Path(os.path.realpath(p)) for p in (dataset, dataset.absolute().parent))
+        self._dataset, self._follow = dataset.absolute(), follow
+        self._inside: set[bytes] = set()  # directories
+
+    @cached_property
+    def _roots(self) -> tuple[str, ...]:
+        if self._follow:
+            return ()
+        real, named = (Path(os.path.realpath(p)) for p in (self._dataset, self._dataset.parent))
         roots = [real] if real.is_dir() else [named, real.parent]
         roots += [up.parent / "blobs" for up in roots[0].parents if up.name == "snapshots"]
-        self._roots = () if follow else tuple(dict.fromkeys(map(str, roots)))
-        self._inside: set[bytes] = set()  # directories
+        return tuple(dict.fromkeys(map(str, roots)))
 
     def check(self, file: Handle) -> None:
         """Raise `FormatError` if an open file is outside."""

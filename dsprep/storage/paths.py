@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -255,7 +256,26 @@ def open_file(path: str | Path, known: Identity | None = None) -> Handle:
         path = as_path(path)
     if isinstance(path, StorePath):
         return path.store.open(path.key, str(path), known)
+    if getattr(_once, "path", None) == os.fspath(path):
+        return LocalFile(path, os.dup(_once.fd))
     return LocalFile(path)
+
+
+_once = threading.local()
+
+
+@contextmanager
+def opened_once(path: Path) -> Iterator[None]:
+    """Open a file of this machine once for all that this thread does with it by `open_file`."""
+    if isinstance(path, StorePath) or not path.is_file():
+        yield
+        return
+    with closing(LocalFile(path)) as file:
+        _once.path, _once.fd = os.fspath(path), file.fd
+        try:
+            yield
+        finally:
+            _once.path = None
 
 
 DirectoryEntry: TypeAlias = "os.DirEntry[str] | StoreEntry"

@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from dsprep import formats
-from dsprep.core.schema import Schema
-from dsprep.errors import DsprepError, FormatError, UsageError
+import numpy as np
+
+from dsprep import __version__, formats
+from dsprep.core.packing import to_planes
+from dsprep.core.schema import Ints, Schema
+from dsprep.errors import ChangedError, DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Format
 from dsprep.formats.options import OpenOptions, check_options
 from dsprep.sidecar import spec
+from dsprep.sidecar.entries import MANY, numbers
 from dsprep.sidecar.sidecar import MissingError, Sidecar, changes, stale
 from dsprep.sidecar.spec import Content
 from dsprep.source.files import find_dataset, find_files
 from dsprep.source.joined import refuse_join
-from dsprep.source.many import Dataset, open_native
 from dsprep.storage.atomic import refuse_partial, written_as
 from dsprep.storage.identity import Identity, identities_of, unchanged
-from dsprep.storage.paths import as_path
+from dsprep.storage.paths import StorePath, as_path
 from dsprep.writing.create_sidecar import (
+    CRC_BLOCK,
+    Looked,
     Looks,
     Made,
     Progress,
-    Subject,
     check_located,
     dataset_of,
     made_by,
     make,
 )
+
+Known: TypeAlias = tuple[Content, Path, Path]
+"""A sidecar, what it is of, and where it lies."""
 
 
 def provenance(
@@ -97,14 +105,21 @@ def provenance(
     _check_replaceable(path, names)
     as_before = options.meaning == OpenOptions()
     old = _old(names, format, needed=as_before and not format.keeps_types)
-    hint = None
-    if old is not None and as_before:
-        options, hint = OpenOptions.from_json(old.reading), old.schema
-    with _open(format, names, options, hint, notes) as source:
-        subject = Subject(format, names, dataset, path, source.schema, _lineage(old), options)
-        made = make(source, subject, Looks(law, checksums, progress, executor, workers))
-    if old is not None:
-        made = replace(made, content=_with_groups(_with_unknown(made.content, old), old, dataset))
+    hint, looks = None, Looks(law, checksums, progress, executor, workers)
+    before = None if old is None else old[0]
+    if before is not None and as_before:
+        options, hint = OpenOptions.from_json(before.reading), before.schema
+    made = None if old is None else _taken_over(old, names, options, looks)
+    if isinstance(made, Made):
+        made = replace(made, content=replace(made.content, lineage=_lineage(before)))
+    else:
+        if made and before is not None:
+            looks, hint = replace(looks, known=made), before.schema
+        made = _make(format, names, (options, hint, notes), looks, _lineage(before))
+        if before is not None:
+            content = _with_unknown(made.content, before)
+            made = replace(made, content=_with_groups(content, before, dataset))
+    made = replace(made, path=path)
     check_located(made)
     if write:
         made.save()
@@ -213,7 +228,7 @@ def _check_replaceable(path: Path, files: Sequence[Path]) -> None:
         ) from error
 
 
-def _old(files: Sequence[Path], format: Format, *, needed: bool) -> Content | None:
+def _old(files: Sequence[Path], format: Format, *, needed: bool) -> Known | None:
     """Return the sidecar that is there, valid or not: it may know types that the file does not.
 
     Raises
@@ -240,35 +255,31 @@ def _old(files: Sequence[Path], format: Format, *, needed: bool) -> Content | No
         ) from error
     if content.format != format.name:
         return None
-    try:
-        return spec.reduced(content, dataset, files, path)
-    except FormatError:  # there are more files now, of the same fields
-        return content
+    with suppress(FormatError):  # there are more files now, of the same fields
+        content = spec.reduced(content, dataset, files, path)
+    return content, dataset, path
 
 
-def _open(
+def _make(
     format: Format,
     files: Sequence[Path],
-    options: OpenOptions,
-    hint: Schema | None,
-    notes: Sequence[str],
-) -> Dataset:
-    """Open the files with the types of the old sidecar if they still fit, else without.
+    how: tuple[OpenOptions, Schema | None, Sequence[str]],
+    looks: Looks,
+    lineage: Mapping[str, Any],
+) -> Made:
+    """Look at files with the types of the old sidecar if they still fit, else without.
 
     Raises
     ------
     FormatError
         If they do not fit, and the files themselves have none.
     """
-    known = identities_of(files)
+    options, hint, notes = how
     if hint is not None:
         try:
-            with ExitStack() as opened:
-                source = open_native(format, files, options, hint, notes, identities=known)
-                opened.callback(source.close)
-                source.confirm()
-                opened.pop_all()
-                return source
+            return make(format, files, options, hint, notes, looks, lineage)
+        except (ChangedError, UnsupportedError, UsageError):
+            raise
         except DsprepError as error:
             if not format.keeps_types:
                 raise FormatError(
@@ -279,13 +290,65 @@ def _open(
                     fix="move the sidecar away if these are other data, or name their fields with "
                     "--field NAME:DTYPE[SHAPE]",
                 ) from error
-    return open_native(format, files, options, None, notes, identities=known)
+    return make(format, files, options, None, notes, replace(looks, known={}), lineage)
+
+
+def _taken_over(
+    old: Known, files: Sequence[Path], options: OpenOptions, looks: Looks
+) -> Made | dict[int, Looked] | None:
+    """Return what an old sidecar states of files that are as they were, or of all of them.
+
+    Of few files none are taken over, nor where something else is asked for than what it has.
+    """
+    content, dataset, path = old
+    stated = [content.lineage, content.lineage.get("sidecar")]
+    versions = [each.get("version") for each in stated if isinstance(each, Mapping)]
+    other = looks.law or looks.checksums or options.to_json() != dict(content.reading)
+    if other or len(files) < MANY or __version__ not in versions or not content.layouts:
+        return None
+    if dataset != dataset_of(files) or any(isinstance(file, StorePath) for file in files):
+        return None
+    rows = _unchanged(content, dataset, files)
+    try:
+        with Sidecar(content, dataset, path) as opened:
+            for _ in opened.layouts():  # which are not damaged
+                pass
+            if np.array_equal(rows, np.arange(len(content.files))):
+                return Made(content, opened.companion() or b"", dataset, path)
+            kept = np.flatnonzero(rows >= 0).tolist() if not content.notes else []
+            return {i: _row(opened, int(rows[i])) for i in kept}
+    except FormatError:
+        return None
+
+
+def _unchanged(content: Content, dataset: Path, files: Sequence[Path]) -> Ints:
+    """Return which row of a sidecar each file has, if it has the size and time stamp; else -1."""
+    rows = np.full(len(files), -1)
+    sizes, times, counts = (
+        numbers(content.files, key).tolist() for key in ("nbytes", "mtime_ns", "files")
+    )
+    at = {f"{dataset}/{path}": row for row, path in enumerate(content.paths())}
+    for i, file in enumerate(files):
+        row, now = at.get(str(file), -1), file.stat()
+        if row >= 0 and counts[row] == 1 and stat.S_ISREG(now.st_mode):
+            same = (now.st_size, now.st_mtime_ns) == (sizes[row], times[row])
+            rows[i] = row if same else -1
+    return rows
+
+
+def _row(opened: Sidecar, number: int) -> Looked:
+    """Return what a sidecar states of a file."""
+    entry, sums = opened.content.files[number], opened.proofs.block_sums(number)
+    crcs = None if sums is None or sums[0] != CRC_BLOCK else to_planes(sums[1])
+    return opened.layout(number), entry.identity, crcs
 
 
 def _with_unknown(content: Content, old: Content) -> Content:
     """Return a sidecar with the keys of the one before that this version does not know."""
-    kept = {f.path: f.unknown for f in old.files}
-    files = tuple(replace(f, unknown=kept.get(f.path, {})) for f in content.files)
+    kept = {f.path: f.unknown for f in old.files if f.unknown}
+    files = content.files
+    if kept:
+        files = tuple(replace(f, unknown=kept.get(f.path, {})) for f in files)
     return replace(content, files=files, unknown=old.unknown)
 
 
@@ -295,7 +358,9 @@ def _with_groups(content: Content, old: Content, dataset: Path) -> Content:
     Only if all extents are still the same; and without their checksums if the data were changed.
     """
     bare = tuple({k: v for k, v in x.items() if k != "groups"} for x in old.layouts)
-    if content.companion or old.companion or not bare or len(content.files) != len(old.files):
+    if not any("groups" in x for x in old.layouts) or len(content.files) != len(old.files):
+        return content
+    if content.companion or old.companion:
         return content
     pairs = list(zip(content.files, old.files, strict=True))
     if any(a.path != b.path or content.layouts[a.layout] != bare[b.layout] for a, b in pairs):

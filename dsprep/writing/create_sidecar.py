@@ -10,11 +10,12 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,9 +23,17 @@ import numpy as np
 
 from dsprep import __version__, executors, formats
 from dsprep.core.packing import Tables, digest, to_planes
-from dsprep.core.schema import Array, Batch, Ragged, Schema, without_padding
-from dsprep.errors import FormatError, TargetError, UnsupportedError, UsageError
-from dsprep.formats.base import Format, Writer
+from dsprep.core.schema import (
+    OTHERS,
+    Array,
+    Batch,
+    Ragged,
+    Schema,
+    differences,
+    without_padding,
+)
+from dsprep.errors import DsprepError, FormatError, TargetError, UnsupportedError, UsageError
+from dsprep.formats.base import Format, Source, Writer
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.zip_members import stored_members
 from dsprep.layout import as_json, fit
@@ -36,17 +45,28 @@ from dsprep.sidecar import spec
 from dsprep.sidecar.entries import FileEntry
 from dsprep.sidecar.proofs import rest_of
 from dsprep.sidecar.spec import Content
-from dsprep.source.many import Dataset, open_native
+from dsprep.source.many import (
+    Dataset,
+    Surveyed,
+    attributes_text,
+    open_alone,
+    open_native,
+    survey_options,
+    without,
+)
 from dsprep.source.static import with_static
 from dsprep.storage.atomic import refuse_partial, written_as
 from dsprep.storage.base import Handle
-from dsprep.storage.identity import Identity, identities_of, unchanged
-from dsprep.storage.paths import common_path, open_file
+from dsprep.storage.identity import Identity, unchanged
+from dsprep.storage.paths import as_path, common_path, open_file, opened_once
 from dsprep.storage.trees import data_files
 
 Progress: TypeAlias = Callable[[int, int], None]
 
 THREADS = 8
+
+AT_ONCE = 256
+"""Files that one task looks at, at most, and tasks that there are, at least."""
 
 
 class ReadOnlyError(TargetError):
@@ -74,7 +94,7 @@ class Made:
     dataset: Path
     path: Path
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of the sidecar and its companion."""
         return sum(map(len, spec.encode(self.content, self.companion)))
@@ -128,11 +148,10 @@ def describe(
                 _prove(layout, schema, path, opened, last)
         else:
             with open_native(format, [path], OpenOptions(), schema) as source:
-                layout = _fitted(source, 0, source.schema, None, None)
+                layout = _fitted(source, None)
         if groups is not None and samples:
             layout = _with_rest(replace(layout, groups=fit.fit_groups(groups)), opened)
-        subject = Subject(format, [path], path, beside, schema, {})
-        return _made(subject, [(layout, who, None)])
+        return _made(Content(format.name, schema, ()), [path], [(layout, who, None)], path)
     except UnsupportedError:
         entry = FileEntry(os.path.relpath(path, path), samples, who)
         return Made(Content(format.name, schema, (entry,), {}), b"", path, beside)
@@ -160,7 +179,7 @@ def joined(
             layout = as_json.from_json(json, entry.samples, content.schema, tables)
             looked.append((layout, entry.identity, None))
     if len(looked) == len(parts):
-        return _made(Subject(format, files, dataset, path, schema, lineage), looked)
+        return _made(Content(format.name, schema, (), lineage), files, looked, dataset)
     entries = tuple(
         FileEntry(os.path.relpath(file, dataset), content.samples, content.files[0].identity)
         for file, (content, _) in zip(files, parts, strict=True)
@@ -193,42 +212,30 @@ def made_by(function: str) -> dict[str, Any]:
 # --- making ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What a sidecar is to describe.
+Seen: TypeAlias = tuple[Schema, FileLayout | None, Identity, bytes | None]
+"""What looking at a file gave: the layout if it is known, and the checksums that were asked for."""
 
-    Attributes
-    ----------
-    format, files
-        The files, and their format.
-    dataset, path
-        What they are together, and where the sidecar is to be.
-    schema
-        The fields, with the attributes that the files may have no place for.
-    lineage
-        Who made them, and from what.
-    options
-        How they are read.
-    """
+How: TypeAlias = tuple[OpenOptions, Schema | None, bool]
+"""How files are opened: see `open_alone`."""
 
-    format: Format
-    files: Sequence[Path]
-    dataset: Path
-    path: Path
-    schema: Schema
-    lineage: Mapping[str, Any]
-    options: OpenOptions = field(default_factory=OpenOptions)
+ANY = "*"
+"""The name of an only field while it is not known what all files call it."""
 
 
 @dataclass(frozen=True)
 class Looks:
-    """How files are looked at; the attributes are parameters of `provenance`."""
+    """How files are looked at; the attributes are parameters of `provenance`.
+
+    `known` has what an old sidecar with the fields of `hint` states of files, by their numbers;
+    the first file is looked at in any case.
+    """
 
     law: str | None = None
     checksums: bool = False
     progress: Progress | None = None
     executor: Executor | None = None
     workers: int | None = None
+    known: Mapping[int, Looked] = field(default_factory=dict)
 
 
 def locate(format: Format, files: Sequence[Path], notes: Sequence[str]) -> Made:
@@ -247,11 +254,7 @@ def locate(format: Format, files: Sequence[Path], notes: Sequence[str]) -> Made:
         If the data are damaged, or have no directory in common.
     """
     refuse_partial(written_as(files))
-    dataset, known = dataset_of(files), identities_of(files)
-    options, path = OpenOptions(), spec.sidecar_path(dataset)
-    with open_native(format, files, options, None, notes, identities=known) as source:
-        lineage = made_by("dsprep.Reader")
-        made = make(source, Subject(format, files, dataset, path, source.schema, lineage), Looks())
+    made = make(format, files, OpenOptions(), None, notes, Looks(), made_by("dsprep.Reader"))
     check_located(made)
     return made
 
@@ -270,39 +273,71 @@ def check_located(made: Made) -> None:
         )
 
 
-def make(source: Dataset, subject: Subject, looks: Looks) -> Made:
-    """Return the sidecar of a dataset that the format's own library has opened."""
-    schema, lost = with_static(subject.schema, source, subject.format)
-    subject = replace(subject, schema=schema)
-    with unchanged(source.identities()):
-        looked = _look(source, subject, looks)
-    return _made(subject, looked, (*source.notes, *lost))
+def make(
+    format: Format,
+    files: Sequence[Path],
+    options: OpenOptions,
+    hint: Schema | None,
+    notes: Sequence[str],
+    looks: Looks,
+    lineage: Mapping[str, Any],
+) -> Made:
+    """Return the sidecar of files, each of which is looked at once; paths are absolute.
+
+    That is done again where only all files together say what the fields of each are.
+    """
+    seen: dict[int, Seen] = {}
+    several = len(files) > 1 and all(s.name != OTHERS for s in options.fields)
+    how = options, hint, format.infers and hint is None
+    surveyed = _survey(format, files, how, looks, seen) if several else ()
+    with open_native(format, files, options, hint, notes, surveyed=surveyed) as source:
+        fields = without(source.schema, source.options.file_field)
+        if len(files) == 1:
+            seen[0] = _see(source, format, looks, confirm=hint is not None)
+        again = [i for i in range(len(files)) if i not in seen or not _is_final(seen[i], fields)]
+        how = source.options, source.hint, False
+        for i, (_, found) in _look_at(format, files, again, how, looks):
+            seen[i] = found
+        schema, lost = with_static(source.schema, source, format)
+        looked, named = list[Looked](), dict[int, FileLayout]()
+        for i in range(len(files)):
+            _, layout, who, crcs = seen[i]
+            assert layout is not None  # it was looked at again
+            if id(layout) not in named:
+                named[id(layout)] = _named(layout, fields)
+            looked.append((source.with_number(named[id(layout)], i), who, crcs))
+    content = Content(
+        format.name,
+        schema,
+        (),
+        lineage,
+        reading=options.to_json(),
+        notes=(*source.notes, *lost),
+    )
+    return _made(content, files, looked, dataset_of(files))
 
 
-def _made(subject: Subject, looked: Sequence[Looked], notes: Sequence[str] = ()) -> Made:
-    """Return the sidecar of files that have been looked at."""
+def _made(content: Content, files: Sequence[Path], looked: Sequence[Looked], dataset: Path) -> Made:
+    """Return the sidecar of files that have been looked at, with what else `content` says."""
     tables = Tables()
     layouts: dict[str, int] = {}
-    entries = []
-    for file, (layout, who, crcs) in zip(subject.files, looked, strict=True):
-        text = json.dumps(as_json.to_json(layout, subject.schema, tables))
-        number = layouts.setdefault(text, len(layouts))
-        relative = os.path.relpath(file, subject.dataset)
+    known: dict[int, int] = {}  # many files have one layout
+    entries, above = [], len(str(dataset / "_")) - 1
+    for file, (layout, who, crcs) in zip(files, looked, strict=True):
+        if id(layout) not in known:
+            text = json.dumps(as_json.to_json(layout, content.schema, tables))
+            known[id(layout)] = layouts.setdefault(text, len(layouts))
+        relative = "." if file == dataset else str(file)[above:]
         crc32c = {"block": CRC_BLOCK, "data": tables.put(crcs)} if crcs is not None else None
-        entries.append(FileEntry(relative, layout.count, who, number, crc32c))
+        entries.append(FileEntry(relative, layout.count, who, known[id(layout)], crc32c))
     companion = bytes(tables.written)
-    known = {"nbytes": len(companion), "blake2b": digest(companion)} if companion else None
-    content = Content(
-        subject.format.name,
-        subject.schema,
-        tuple(entries),
-        subject.lineage,
+    content = replace(
+        content,
+        files=tuple(entries),
         layouts=tuple(json.loads(text) for text in layouts),
-        reading=subject.options.to_json(),
-        companion=known,
-        notes=tuple(notes),
+        companion={"nbytes": len(companion), "blake2b": digest(companion)} if companion else None,
     )
-    return Made(content, companion, subject.dataset, subject.path)
+    return Made(content, companion, dataset, spec.sidecar_path(dataset))
 
 
 def _prove(
@@ -351,64 +386,140 @@ def _with_rest(layout: FileLayout, opened: Callable[[str], Handle]) -> FileLayou
 Looked: TypeAlias = tuple[FileLayout, Identity, bytes | None]
 
 
-def _looked(
-    format: Format,
-    schema: Schema,
-    law: str | None,
-    checksums: bool,
-    source: Dataset,
-    number: int,
-    progress: Progress | None = None,
-) -> Looked:
-    """Return layout, identity and checksums of a file of a dataset of this schema."""
-    path = source.paths[number]
+def _survey(
+    format: Format, files: Sequence[Path], how: How, looks: Looks, seen: dict[int, Seen]
+) -> Iterator[Surveyed]:
+    """Yield what each file tells of the dataset, and put what else was seen into `seen`."""
+    options, hint, inferring = how
+    how = survey_options(options) if inferring else options, hint, inferring
+    ((_, (first, seen[0])),) = _look_at(format, files, [0], how, looks)
+    yield first
+    known = dict(looks.known)
+    if hint is None or differences(without(hint, options.file_field), first.schema):
+        known = {}
+    new = [i for i in range(1, len(files)) if i not in known]
+    looked, alike = _look_at(format, files, new, how, looks), dict[int, Surveyed]()
+    for i in range(1, len(files)):
+        if i in known:
+            layout, who, crcs = known[i]
+            seen[i] = first.schema, layout, who, crcs
+            if layout.count not in alike:
+                alike[layout.count] = replace(first, count=layout.count, notes=(), dropped=0)
+            yield alike[layout.count]
+        else:
+            _, (told, seen[i]) = next(looked)
+            yield told
+
+
+def _look_at(
+    format: Format, files: Sequence[Path], numbers: Sequence[int], how: How, looks: Looks
+) -> Iterator[tuple[int, tuple[Surveyed, Seen]]]:
+    """Yield what looking at some of the files gives, in their order; several are at a time."""
+    look = partial(_look, format.name, how, looks.law, looks.checksums)
+    step = max(1, min(AT_ONCE, len(numbers) // AT_ONCE))
+    tasks = [numbers[at : at + step] for at in range(0, len(numbers), step)]
+    named = ((k, [str(files[i]) for i in some]) for k, some in enumerate(tasks))
+    threads = looks.workers or min(THREADS, len(os.sched_getaffinity(0)))
+    done: dict[int, list[tuple[Surveyed, Seen]]] = {}
+    at = 0
+    with nullcontext(looks.executor) if looks.executor else ThreadPoolExecutor(threads) as pool:
+        for (k, _), found in executors.run(pool, look, named):
+            done[k] = found
+            while at in done:
+                yield from zip(tasks[at], done.pop(at), strict=True)
+                at += 1
+                if looks.progress is not None and len(files) > 1:
+                    looks.progress(min(at * step, len(numbers)), len(numbers))
+
+
+def _look(
+    format_name: str, how: How, law: str | None, checksums: bool, task: tuple[int, list[str]]
+) -> list[tuple[Surveyed, Seen]]:
+    """Look at some files, each of which is opened once; what is alike is the same object."""
+    (options, hint, inferring), format = how, formats.load(format_name)
+    found, alike = list[tuple[Surveyed, Seen]](), dict[str, Any]()
+    hint = None if hint is None else without(hint, options.file_field)
+    for path in map(as_path, task[1]):
+        with opened_once(path):
+            who = Identity.of(path, format.facts(path))
+            with (
+                unchanged(((path, who),)),
+                open_alone(format, path, options, hint, inferring) as source,
+            ):
+                if hint is not None:
+                    source.confirm()
+                layout, crcs, told = None, None, Surveyed.of(source)
+                try:
+                    layout = _fitted(source, law)
+                except DsprepError:
+                    if not inferring:
+                        raise
+                if checksums and layout is not None:
+                    crcs = _summed(path, layout, source.schema)
+        schema, layout = _nameless(told.schema, layout)
+        own, words = _text_of(schema), {**vars(told), "schema": _text_of(told.schema)}
+        where = None if layout is None else as_json.to_json(layout, schema, _Digests())
+        told = alike.setdefault(repr(words), told)
+        schema, layout = alike.setdefault(repr((own, where)), (schema, layout))
+        found.append((told, (schema, layout, who, crcs)))
+    return found
+
+
+class _Digests(Tables):
+    """Tells tables apart without packing them."""
+
+    def put(self, plain: bytes) -> Any:
+        """Return a digest of a table."""
+        return digest(plain)
+
+
+def _text_of(schema: Schema) -> str:
+    return repr((schema.to_json(), attributes_text(schema), schema.static))
+
+
+def _nameless(schema: Schema, layout: FileLayout | None) -> tuple[Schema, FileLayout | None]:
+    """Return what does not depend on the name of the only field, which may be that of the file."""
+    if layout is None or [*layout.columns] != [*schema.names] or len(schema) != 1:
+        return schema, layout
+    ((name, column),) = layout.columns.items()
+    field = replace(schema[name], name=ANY)
+    return schema.replace(field), replace(layout, columns={ANY: column})
+
+
+def _see(source: Dataset, format: Format, looks: Looks, *, confirm: bool) -> Seen:
+    """Look at the only file of a dataset."""
+    (path,) = source.paths
     who = Identity.of(path, format.facts(path))
-    layout = _fitted(source, number, schema, law, progress)
-    return layout, who, _summed(path, layout, schema) if checksums else None
+    with unchanged(((path, who),)), source.file(0) as opened:
+        if confirm:
+            source.confirm()
+        layout = _fitted(opened, looks.law, looks.progress)
+        crcs = _summed(path, layout, opened.schema) if looks.checksums else None
+        return opened.schema, layout, who, crcs
 
 
-def _fitted(
-    source: Dataset, number: int, schema: Schema, law: str | None, progress: Progress | None
-) -> FileLayout:
+def _fitted(source: Source, law: str | None, progress: Progress | None = None) -> FileLayout:
     """Return the layout of one file, by the smallest laws."""
-    if not source.count(number):
-        return FileLayout(0, None, {name: Column(None) for name in schema.names})
-    return fit.fit(source.layout(number, progress), law)
+    if not len(source):
+        return FileLayout(0, None, {name: Column(None) for name in source.schema.names})
+    return fit.fit(source.extents(progress), law)
 
 
-def _look(source: Dataset, subject: Subject, looks: Looks) -> list[Looked]:
-    """Return layout, identity and checksums of every file, several files at a time."""
-    files = subject.files
-    look = partial(_looked, subject.format, source.schema, looks.law, looks.checksums)
-    if len(files) == 1:
-        return [look(source, 0, looks.progress)]
-    results: dict[int, Looked] = {}
-
-    def note(number: int, looked: Looked) -> None:
-        results[number] = looked
-        if looks.progress is not None:
-            looks.progress(len(results), len(files))
-
-    if looks.executor is not None:
-        apart = partial(_look_apart, look)
-        for (number, _), looked in executors.run(
-            looks.executor, apart, enumerate(source.openings())
-        ):
-            note(number, looked)
-    else:
-        here = partial(look, source)
-        with ThreadPoolExecutor(
-            looks.workers or min(THREADS, len(os.sched_getaffinity(0)))
-        ) as pool:
-            for number, looked in executors.run(pool, here, range(len(files))):
-                note(number, looked)
-    return [results[i] for i in range(len(files))]
+def _is_final(seen: Seen, fields: Schema) -> bool:
+    """Whether a file was looked at with the fields that all files turned out to have."""
+    schema, layout, *_ = seen
+    if schema.names == (ANY,) and len(fields) == 1:
+        fields = fields.replace(replace(fields.fields[0], name=ANY))
+    return layout is not None and (not layout.count or not differences(fields, schema))
 
 
-def _look_apart(look: Callable[..., Looked], file: tuple[int, Callable[[], Dataset]]) -> Looked:
-    """Look at a file that this process has to open."""
-    with file[1]() as source:
-        return look(source, 0)
+def _named(layout: FileLayout, fields: Schema) -> FileLayout:
+    """Return the layout of a file with the names of the fields of all."""
+    if not layout.count:
+        return FileLayout(0, None, {name: Column(None) for name in fields.names})
+    if [*layout.columns] == [ANY]:
+        return replace(layout, columns={fields.names[0]: layout.columns[ANY]})
+    return layout
 
 
 # --- checksums -------------------------------------------------------------------------------
