@@ -6,6 +6,7 @@ import json
 import os
 import random
 import sys
+from collections import namedtuple
 from functools import cache, partial
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from dsprep.core.schema import Arena
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.lmdb.pages import Pages
 from dsprep.formats.lmdb.parse import named_databases
-from dsprep.formats.lmdb.recover import StoredValues
 from dsprep.formats.options import OpenOptions
 from dsprep.storage.paths import open_file
 
@@ -168,6 +168,9 @@ def datum(shape=None, data=None, label=None, floats=None, packed=True, encoded=N
     return out + extra
 
 
+Found = namedtuple("Found", "psize offsets sizes key_sizes transaction named")
+
+
 def walk(path, named=False):
     """What dsprep's walk finds: no law is involved."""
     file = open_file(path)
@@ -186,7 +189,7 @@ def walk(path, named=False):
     )
     ends = int(keys.min(initial=1 << 16)), int(keys.max(initial=0))
     transaction = pages.meta.transaction
-    return StoredValues(pages.psize, offsets, sizes, ends, transaction, named)
+    return Found(pages.psize, offsets, sizes, ends, transaction, named)
 
 
 def read_back(path, offsets, named=False, sample=None):

@@ -26,7 +26,7 @@ from dsprep.core.packing import Tables
 from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import FormatError
 from dsprep.formats.lmdb import Lmdb
-from dsprep.formats.lmdb.recover import StoredValues, recover
+from dsprep.formats.lmdb.recover import recover
 from dsprep.formats.options import WriteOptions
 from dsprep.layout import laws
 from dsprep.layout.laws import Affine, Table
@@ -59,8 +59,8 @@ def assert_exact(law, found):
 def assert_recovered(path, n, commit, append, named, compact):
     """That the file is explained, exactly, and by what it was made with."""
     found = walk(path, named)
-    assert len(found) == n
-    given_back, facts = recover(found)
+    assert len(found.offsets) == n
+    given_back, facts = recover(*found)
     assert given_back, f"no law for commit={commit}, append={append}, named={named}"
     for law in given_back:
         assert_exact(law, found)
@@ -132,7 +132,7 @@ def test_a_last_record_put_after_all_others(tmp_path, size):
 
     path = build(tmp_path / "a", 950, size, commit=100, then=add)
     found = walk(path)
-    given_back, facts = recover(found)
+    given_back, facts = recover(*found)
     assert_exact(given_back[0], found)
     assert facts.get("commit interval", 100) == 100
 
@@ -185,12 +185,12 @@ def test_pages_of_16_kib(tmp_path):
 
 def assert_never_wrong(path):
     found = walk(path)
-    given_back, facts = recover(found)
+    given_back, facts = recover(*found)
     for law in given_back:
         assert_exact(law, found)
     assert bool(facts) == bool(given_back)
     runs = laws.fit(found.offsets, given_back)
-    assert np.array_equal(runs.span(0, len(found)), found.offsets)
+    assert np.array_equal(runs.span(0, len(found.offsets)), found.offsets)
     assert not read_back(path, found.offsets)
     return given_back
 
@@ -274,7 +274,7 @@ def test_what_dsprep_writes(tmp_path):
         options = WriteOptions(key_format="u64be")
         write_batch(Lmdb(), path, Schema((Field.opaque("x"),)), batch, options, cuts)
         found = walk(path)
-        (law,), facts = recover(found)
+        (law,), facts = recover(*found)
         assert_exact(law, found)
         assert isinstance(law, Tree)
         assert law.kind == "compact"
@@ -390,4 +390,4 @@ def test_nothing_is_a_law_too():
         assert law.words()
         assert law.to_json(Tables())["psize"] == 4096
     none = np.zeros(0, np.int64)
-    assert recover(StoredValues(4096, none, none, (1, 0), 0, False)) == ((), {})
+    assert recover(4096, none, none, (1, 0), 0, False) == ((), {})

@@ -13,7 +13,7 @@ from dsprep.formats.lmdb.datum import Datum
 from dsprep.formats.lmdb.fields import describe_recipe
 from dsprep.formats.lmdb.overflow import describe_frame
 from dsprep.formats.lmdb.pages import HEADER
-from dsprep.formats.lmdb.recover import StoredValues, recover
+from dsprep.formats.lmdb.recover import recover
 from dsprep.formats.lmdb.tree import PSIZE
 from dsprep.formats.lmdb.values import Values
 from dsprep.layout import model
@@ -31,8 +31,7 @@ def written_layout(schema: Schema, key_nbytes: int, inside: str, positions: Ints
     blocks = model.Blocks(Explicit(offsets), Explicit(sizes), inside)
     fields = [(f.name, f) for f in schema]
     framed = PSIZE if (offsets % PSIZE == HEADER).any() else 0
-    values = StoredValues(PSIZE, offsets, sizes, (key_nbytes, key_nbytes), 1, named=False)
-    laws, facts = recover(values)
+    laws, facts = recover(PSIZE, offsets, sizes, (key_nbytes, key_nbytes), 1, named=False)
     stored = records_of(blocks, Values(schema), fields, framed=framed)
     return FileLayout(n, stored, candidates=laws, facts=facts)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from dsprep.core.spans import offsets_of
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats.lmdb.families import COUNTS, DIGITS, OTHERS, Counter, is_fact, numbers
 from dsprep.formats.lmdb.pages import DATABASE, DUPSORT, HEADER, P_LEAF, Database, Nodes, Pages
-from dsprep.formats.lmdb.recover import StoredValues
+from dsprep.formats.lmdb.recover import recover
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.samples import listed
 from dsprep.layout import model
@@ -268,17 +269,11 @@ class Records:
         """The values, by row."""
         return model.Blocks(self.offsets, self.lengths, self.inside)
 
-    def stored_values(self) -> StoredValues:
-        """Return where all values are stored, and what else the file says of its history."""
-        n = len(self)
-        return StoredValues(
-            psize=self.pages.psize,
-            offsets=self.offsets.span(0, n),
-            sizes=self.lengths.span(0, n),
-            key_sizes=self.key_sizes,
-            transaction=self.pages.meta.transaction,
-            named=self.named,
-        )
+    def recover(self) -> tuple[tuple[Law, ...], dict[str, Any]]:
+        """Return how the database was made, if that shows; see `recover.recover`."""
+        n, transaction = len(self), self.pages.meta.transaction
+        offsets, lengths = self.offsets.span(0, n), self.lengths.span(0, n)
+        return recover(self.pages.psize, offsets, lengths, self.key_sizes, transaction, self.named)
 
     def close(self) -> None:
         """Close the file; closing twice is allowed."""

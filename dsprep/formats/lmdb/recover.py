@@ -9,7 +9,6 @@ single value.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from dsprep.core.schema import Ints
@@ -24,72 +23,57 @@ _TRIED = 48
 _WIDEST = 1 << 12
 
 
-@dataclass(frozen=True, eq=False)
-class StoredValues:
-    """Where the values of a database are stored, and what else the file says of its history.
-
-    `offsets` and `sizes` are int64, shape ``(n,)``, in key order; `key_sizes` those of the shortest
-    and the longest key, `transaction` the number of the newest meta.
-    """
-
-    psize: int
-    offsets: Ints
-    sizes: Ints
-    key_sizes: tuple[int, int]
-    transaction: int
-    named: bool
-
-    def __len__(self) -> int:
-        return len(self.offsets)
-
-
-def recover(values: StoredValues) -> tuple[tuple[Law, ...], dict[str, Any]]:
+def recover(
+    psize: int,
+    offsets: Ints,
+    sizes: Ints,
+    key_sizes: tuple[int, int],
+    transaction: int,
+    named: bool,
+) -> tuple[tuple[Law, ...], dict[str, Any]]:
     """Return ``(laws, facts)``: how a database was made whose values are there, if that shows.
 
-    The laws give exactly ``values.offsets``, the smallest first; most often there is one or none. A
+    `offsets` and `sizes` are in key order; `key_sizes` those of the shortest and the longest key,
+    `transaction` the number of the newest meta. The laws give exactly the offsets, the smallest
+    first; most often there is one or none. A
     `Replay` comes after every `Tree`.
 
     The facts are for a person and for JSON; empty if there is no law. ``commit interval`` (a number
     of records or ``"one transaction"``), ``append`` and ``copied compactly`` are there only if the
     file states them: a compact copy does not state the first, nor do values inside leaves.
     """
-    n = len(values)
-    if not n or values.key_sizes[0] != values.key_sizes[1]:
+    n = len(offsets)
+    if not n or key_sizes[0] != key_sizes[1]:
         return (), {}
-    low, high = int(values.sizes.min()), int(values.sizes.max())
-    shapes = [
-        Shape(values.psize, values.key_sizes[0], low, append, values.named)
-        for append in (True, False)
-    ]
+    low, high = int(sizes.min()), int(sizes.max())
+    shapes = [Shape(psize, key_sizes[0], low, append, named) for append in (True, False)]
     if not shapes[0].possible or (low != high and (not shapes[0].big or n > MOST_SIZES)):
         return (), {}
-    lengths: Law = Affine(n, low) if low == high else Explicit(values.sizes)
+    lengths: Law = Affine(n, low) if low == high else Explicit(sizes)
     before = overflow(shapes[0], lengths)
     trees = [
         Tree(kind, shape, lengths, before=before) for kind in ("one", "compact") for shape in shapes
     ]
-    exact: list[Law] = [tree for tree in trees if is_exact(tree, values.offsets)]
-    if not exact and values.transaction > 1:
-        exact = [*_replays(values, lengths, trees)]
-    return tuple(exact), _facts(exact, values) if exact else {}
+    exact: list[Law] = [tree for tree in trees if is_exact(tree, offsets)]
+    if not exact and transaction > 1:
+        exact = [*_replays(offsets, transaction, lengths, trees)]
+    return tuple(exact), _facts(exact, low, high) if exact else {}
 
 
-def _replays(values: StoredValues, lengths: Law, trees: list[Tree]) -> Iterator[Law]:
+def _replays(offsets: Ints, transaction: int, lengths: Law, trees: list[Tree]) -> Iterator[Law]:
     """Yield the replays that are exact, for each shape at most one."""
-    n = len(values)
+    n, named = len(offsets), trees[0].shape.named
     for tree in trees[:2]:
-        parted = _parts(tree, values.offsets)
+        parted = _parts(tree, offsets)
         tried = [
             Replay(tree.shape, lengths, plan, together)
-            for together in ((False, True) if values.named else (False,))
-            for each in _intervals(
-                tree, parted, values.transaction - (values.named and not together)
-            )
+            for together in ((False, True) if named else (False,))
+            for each in _intervals(tree, parted, transaction - (named and not together))
             for plan in _plans(n, each)
             if feasible(tree.shape, lengths, plan)
         ]
         for law in tried:
-            if law.agrees(values.offsets) and is_exact(law, values.offsets):
+            if law.agrees(offsets) and is_exact(law, offsets):
                 yield law
                 break
 
@@ -141,12 +125,11 @@ def _roundness(number: int) -> int:
     return max(4 * zeros, (number & -number).bit_length() - 1)
 
 
-def _facts(exact: list[Law], values: StoredValues) -> dict[str, Any]:
+def _facts(exact: list[Law], low: int, high: int) -> dict[str, Any]:
     """Return what the laws agree on."""
     law = exact[0]
     assert isinstance(law, Tree | Replay)
     shape = law.shape
-    low, high = int(values.sizes.min()), int(values.sizes.max())
     facts: dict[str, Any] = {
         "order": "ascending keys",
         "record size": low if low == high else f"{low} to {high}",

@@ -25,7 +25,6 @@ from dsprep.formats.lmdb.datum import Datum, looks_like_datum
 from dsprep.formats.lmdb.families import KEY, VALUE, fields_in, numbers
 from dsprep.formats.lmdb.locate import records_of
 from dsprep.formats.lmdb.parse import Records, shown
-from dsprep.formats.lmdb.recover import recover
 from dsprep.formats.lmdb.values import Values
 from dsprep.formats.located import LazyField, LocatedSource, Parsed, Unlocated
 from dsprep.formats.options import OpenOptions
@@ -193,7 +192,7 @@ def _parse_values(records: Records, options: OpenOptions, hint: Schema | None) -
     layout = FileLayout(len(records), stored if inside else None)
 
     def examine() -> FileLayout:
-        laws, facts = recover(records.stored_values())
+        laws, facts = records.recover()
         return replace(layout, candidates=laws, facts=facts)
 
     return Parsed(

@@ -109,14 +109,14 @@ class LmdbWriter(RecordWriter):
         self._nodes_per_leaf = ROOM // (int(nodes.min()) + 2)  # nodes on a leaf
         self._even = not schema.ragged
         self._tree = Tree(keys.nbytes)
-        self._first = self._done = 0  # first sample of the open leaf; samples reserved
+        self._first = 0  # first sample of the open leaf
         self._open, self._open_sizes = b"", list[int]()
         self._positions: Ints | None = None  # offset and size of each value
         if state is None and self._count <= NOTED:
             self._positions = np.zeros((2, self._count), np.int64)
         if state is not None:
             self._tree = Tree.from_json(state["tree"])
-            self._first, self._done = int(state["first"]), int(state["done"])
+            self._first = int(state["first"])
             self._open = bytes.fromhex(state["open"])
             self._open_sizes = [int(n) for n in state["open_sizes"]]
 
@@ -192,7 +192,6 @@ class LmdbWriter(RecordWriter):
         if self._positions is not None:
             big = np.where(piece.runs > 0, piece.value_pages * PSIZE + HEADER, 0)
             self._positions[:, piece.start : piece.stop] = big, piece.sizes
-        self._done = piece.stop
         left = int(ends[-1]) if len(ends) else 0
         tail = piece.nodes[int(offsets[left]) :].tobytes()
         sizes = piece.node_sizes[left:].tolist()
@@ -306,7 +305,6 @@ class LmdbWriter(RecordWriter):
         return {
             "tree": self._tree.to_json(),
             "first": self._first,
-            "done": self._done,
             "open": self._open.hex(),
             "open_sizes": self._open_sizes,
         }
@@ -333,8 +331,9 @@ class LmdbWriter(RecordWriter):
             offsets, sizes = self._positions
         else:  # the tree is read again
             with closing(Records(self.path, self.path, OpenOptions())) as records:
-                stored = records.stored_values()
-            offsets, sizes = stored.offsets, stored.sizes
+                offsets, sizes = (
+                    law.span(0, law.count) for law in (records.offsets, records.lengths)
+                )
         inside = offsets % PSIZE
         # A value right after a page's header is on overflow pages; leaves have pointers.
         begins = offsets - np.where(inside == HEADER, HEADER, inside)

@@ -174,11 +174,8 @@ def locate(
     """
     spans = wire.parse_together(buffer, starts, lengths) if len(starts) > 1 else None
     if spans is not None and (known is None or spans.keys() <= known):
-        none = np.zeros(len(starts), np.int64)
-        for f in features:
-            if f.name not in spans and f.field.ragged:
-                spans[f.name] = Spans(none, none, none, none, f.type)
-        if all(f.name in spans and spans[f.name].type == f.type for f in features):
+        types = {name: each.type for name, each in spans.items()}
+        if all(types.get(f.name) == f.type for f in features):
             return spans
     records = []
     ends = (starts + lengths).tolist()
