@@ -70,40 +70,31 @@ def read_varint(data: Viewed, pos: int, stop: int) -> tuple[int, int]:
     raise WireError("a varint does not end")
 
 
-def read_field(data: Viewed, pos: int, stop: int) -> tuple[int, int, int, int]:
-    """Return ``(number, wire type, start, stop)`` of the field at `pos` of a message.
+def read_fields(data: Viewed, pos: int, stop: int) -> list[tuple[int, int, int, int]]:
+    """Return ``(number, wire type, start, stop)`` of every field of the message at ``pos:stop``.
 
     Raises
     ------
     WireError
-        If it does not end before `stop`, or is not a field.
+        If one does not end before `stop`, or is not a field.
     """
-    tag, pos = read_varint(data, pos, stop)
-    wire = tag & 7
-    start = pos
-    if wire == 0:
-        _, pos = read_varint(data, pos, stop)
-    elif wire == 1:
-        pos += 8
-    elif wire == 5:
-        pos += 4
-    elif wire == 2:
-        length, start = read_varint(data, pos, stop)
-        pos = start + length
-    else:
-        raise WireError(f"wire type {wire}")
-    if pos > stop or tag < 8:
-        raise WireError("a field reaches outside its message")
-    return tag >> 3, wire, start, pos
-
-
-def read_fields(data: Viewed, pos: int, stop: int) -> list[tuple[int, int, int, int]]:
-    """Return what `read_field` returns for every field of the message at ``pos:stop``."""
-    numbers = []
+    fields = []
     while pos < stop:
-        numbers.append(read_field(data, pos, stop))
-        pos = numbers[-1][3]
-    return numbers
+        tag, start = read_varint(data, pos, stop)
+        wire = tag & 7
+        if wire == 0:
+            _, pos = read_varint(data, start, stop)
+        elif wire == 2:
+            length, start = read_varint(data, start, stop)
+            pos = start + length
+        elif wire in (1, 5):
+            pos = start + (8 if wire == 1 else 4)
+        else:
+            raise WireError(f"wire type {wire}")
+        if pos > stop or tag < 8:
+            raise WireError("a field reaches outside its message")
+        fields.append((tag >> 3, wire, start, pos))
+    return fields
 
 
 def varint(value: int) -> bytes:

@@ -14,10 +14,9 @@ give the offset of any record without I/O.
 
 from __future__ import annotations
 
-import itertools
 import shlex
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
@@ -267,9 +266,3 @@ class Scan:
                 fix=TRUNCATED,
             ).with_fix(self.advice())
         return blocks_of(lengths_of(np.concatenate([np.zeros(0, np.uint32), *self._parts])))
-
-
-def spread(count: int, limit: int) -> Iterator[int]:
-    """Yield up to `limit` numbers below `count`, evenly spread, first and last included."""
-    chosen = np.linspace(0, max(0, count - 1), min(count, limit)).astype(np.int64).tolist()
-    return (n for n, _ in itertools.groupby(chosen))

@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import FormatError
 from dsprep.formats.base import Source
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.options import OpenOptions
-from dsprep.formats.tfrecord import features, framing
+from dsprep.formats.tfrecord import features
 from dsprep.formats.tfrecord.example import BYTES
 from dsprep.formats.tfrecord.features import RECORD, Feature
 from dsprep.formats.tfrecord.locate import opaque_parts, parts_of, records_of
@@ -51,8 +53,9 @@ def _parse(path: Path, stream: Handle, options: OpenOptions, hint: Schema | None
     look = Discovery(stream, options.check_crc, path)
     blocks = read_blocks(stream, look if through else None, options.stop)
     if not (opaque or through):
-        mean = max(1, framing.end_of(blocks) // max(1, blocks.count))
-        for i in framing.spread(blocks.count, max(2, min(INSPECTED, INSPECTED_NBYTES // mean))):
+        some = max(2, min(INSPECTED, INSPECTED_NBYTES * blocks.count // max(1, stream.nbytes)))
+        spread = np.linspace(0, blocks.count - 1, min(blocks.count, some)).astype(np.int64)
+        for i in np.unique(spread).tolist():
             look.take_on_disk(blocks.offsets.one(i), blocks.lengths.one(i))
     available, notes = (None, []) if opaque else _find_features(look, blocks, options, hint)
     opaque = available is None
