@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,33 +29,21 @@ WIRES: dict[int, tuple[int, ...]] = {
 }
 WIRES |= {DATA: (2,), FLOAT_DATA: (2, 5)}
 
+SIDES = slice(CHANNELS, WIDTH + 1)
 LABEL_FIELD = Field("label", np.dtype(np.int32))
 
 Fields: TypeAlias = list[tuple[int, int, Ints, Ints]]
 """Number, wire type, starts and stops of each field of some messages."""
 
 
-@dataclass
-class Messages:
-    """What n messages hold: `numbers` by field number, shape ``(n, 8)``, -1 where missing.
-
-    `images` are the bytes of the values, of floats where `floats` says so.
-    """
-
-    numbers: Ints
-    images: Spans
-    floats: Array
-
-    @property
-    def sides(self) -> Ints:
-        """Channels, height, width of each: shape ``(n, 3)``; 0 where missing."""
-        return self.numbers[:, CHANNELS : WIDTH + 1].clip(0)
-
-
 def read_messages(
     data: Bytes, starts: Ints, lengths: Ints, label: Callable[[int], str]
-) -> Messages:
-    """Return what some messages in `data` hold; `FormatError` if one is not a Datum."""
+) -> tuple[Ints, Spans, Array]:
+    """Return ``(numbers, images, floats)``: what n messages hold; `FormatError` if one is no Datum.
+
+    `numbers` are by field number, shape ``(n, 8)``, -1 where missing; `images` are the bytes of the
+    values, of floats where `floats` says so.
+    """
     n = len(lengths)
     numbers, counts = np.full((n, 8), -1, np.int64), np.ones(n, np.int64)
     owners, parts = [np.zeros(0, np.int64)], [np.zeros((0, 2), np.int64)]
@@ -86,7 +73,7 @@ def read_messages(
     starts, sizes = np.concatenate(parts)[order].T
     totals = np.diff(offsets_of(sizes)[offsets_of(counts)])
     spans = Spans(starts, sizes, totals, None if len(starts) == n else counts)
-    return Messages(numbers, spans, floats)
+    return numbers, spans, floats
 
 
 def _alike(
@@ -149,17 +136,19 @@ class Datum:
         data = np.frombuffer(b"".join(messages), np.uint8)
         lengths = np.array([*map(len, messages)], np.int64)
         starts = offsets_of(lengths)[:-1]
-        found = read_messages(data, starts, lengths, lambda i: f"{where}, probe {i}")
-        shapes = np.unique(found.sides, axis=0).tolist()
-        is_encoded = found.numbers[:, ENCODED] > 0
-        encoded, floats = bool(is_encoded.any()), bool((found.floats & ~is_encoded).any())
+        numbers, images, of_floats = read_messages(
+            data, starts, lengths, lambda i: f"{where}, probe {i}"
+        )
+        shapes = np.unique(numbers[:, SIDES].clip(0), axis=0).tolist()
+        is_encoded = numbers[:, ENCODED] > 0
+        encoded, floats = bool(is_encoded.any()), bool((of_floats & ~is_encoded).any())
         c, h, w = min(shapes, default=(0, 0, 0))
         # A label takes up to 10 bytes and a tag, or is not there at all.
         alike = len(shapes) == 1 and spread <= 11
-        sizes = found.images.totals
-        fixed = not encoded and alike and bool((sizes == c * h * w * (4 if floats else 1)).all())
+        nbytes = c * h * w * (4 if floats else 1)
+        fixed = not encoded and alike and bool((images.totals == nbytes).all())
         notes = []
-        if (found.numbers[:, LABEL] < 0).any():
+        if (numbers[:, LABEL] < 0).any():
             notes.append("some messages have no label, which is taken as 0")
         if encoded:
             notes.append("the images are encoded; dsprep keeps them as stored")
@@ -192,8 +181,8 @@ class Datum:
         self, data: Bytes, starts: Ints, lengths: Ints, label: Callable[[int], str]
     ) -> Batch:
         """Return the samples whose messages are there in `data`; see `Values.decode`."""
-        found = read_messages(data, starts, lengths, label)
-        images, sides = found.images, found.sides
+        numbers, images, _ = read_messages(data, starts, lengths, label)
+        sides = numbers[:, SIDES].clip(0)
         column: Array | Ragged
         if self.shape is None:
             column = Ragged(images.gather(data), offsets_of(images.totals), "bytes")
@@ -210,7 +199,7 @@ class Datum:
                 )
             values = images.rows(data, self.nbytes).view(self.schema["data"].dtype)
             column = values.reshape(len(lengths), *self.shape)
-        labels = found.numbers[:, LABEL].clip(0).astype(np.uint32).view(np.int32)
+        labels = numbers[:, LABEL].clip(0).astype(np.uint32).view(np.int32)
         others = zip(self.sides, sides.astype(np.int32).T, strict=False)
         return {"data": column, "label": labels, **dict(others)}
 
@@ -222,15 +211,14 @@ class Datum:
 
 def looks_like_datum(value: bytes) -> bool:
     """Whether `value` is a Datum with an image."""
+    data, start = np.frombuffer(value, np.uint8), np.zeros(1, np.int64)
     try:
-        found = read_messages(
-            np.frombuffer(value, np.uint8), np.array([0]), np.array([len(value)]), str
-        )
+        numbers, images, floats = read_messages(data, start, start + len(value), str)
     except FormatError:
         return False
-    nbytes, pixels = int(found.images.totals[0]), math.prod(found.sides[0].tolist())
-    pixels *= 4 if found.floats[0] else 1
-    return nbytes > 0 and (found.numbers[0, ENCODED] > 0 or nbytes == pixels)
+    nbytes, pixels = int(images.totals[0]), math.prod(numbers[0, SIDES].clip(0).tolist())
+    pixels *= 4 if floats[0] else 1
+    return nbytes > 0 and (int(numbers[0, ENCODED]) > 0 or nbytes == pixels)
 
 
 def _not_datum(where: str, reason: str) -> FormatError:

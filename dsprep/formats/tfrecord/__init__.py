@@ -95,14 +95,14 @@ class TFRecord(WritableFormat):
             stored = {f.name: "the whole record" for f in schema}
         else:
             stored = {f.name: features.describe(f, types[f.name]) for f in schema}
-        arranged = arrange(schema, types, grouping)
+        builder = arrange(schema, types, grouping)
         plan = FilePlan(
-            create=partial(TFRecordWriter, arranged, grouping, options.compress),
+            create=partial(TFRecordWriter, builder, grouping, options.compress),
             stored=stored,
             nbytes=_estimate(schema, types, grouping.total, payload),
         )
         if not grouping.plain:
-            return with_groups(plan, schema, types, arranged, grouping)
+            return with_groups(plan, schema, types, builder, grouping)
         if codec:  # what does not compress grows a little
             plan = replace(plan, nbytes=plan.nbytes + plan.nbytes // 500 + 1024)
         return plan

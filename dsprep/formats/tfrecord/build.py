@@ -35,11 +35,19 @@ MOST_OVERHEAD = 32
 """Bytes that a feature can take beyond its name and its values; an Example takes fewer."""
 
 
+LEAST_PADDING = 2
+"""Bytes that a field takes; a group that lacks 1 byte to a stripe takes a stripe more."""
+
+
 class Builder:
     """Makes the records of samples, each with so many bytes of `padding`: not 1.
 
     Attributes
     ----------
+    align
+        Groups begin at multiples of it, because what is before them is filled up.
+    aligned
+        Whether they begin at multiples of the stripe size.
     features
         The features, in order.
     opaque
@@ -54,7 +62,7 @@ class Builder:
         self.features = [Feature(f.name, types[f.name], f) for f in schema]
         self.opaque = features.is_opaque(schema)
         self.nbytes, self.places = 0, list[int]()
-        self._padding = padding_head(padding).ljust(padding, b"\0") if padding else b""
+        self.padding, self.align, self.aligned = padding, 1, True
         if not schema.ragged:
             sizes = [features.row_nbytes(f.field, f.type) for f in self.features]
             named = zip(self.features, sizes, strict=True)
@@ -64,6 +72,20 @@ class Builder:
             begin = len(example_head(entries))
             self.places = (begin + edges[1::2]).tolist()
             self.nbytes = begin + entries + padding + framing.FRAME
+
+    def missing(self, end: int) -> int:
+        """Return the padding of the last record of a group that would end at `end`."""
+        short = -end % self.align
+        return short + self.align if 0 < short < LEAST_PADDING else short
+
+    def group_offsets(self, edges: Ints) -> Ints:
+        """Return where groups of records of one size begin, and where the last one ends."""
+        sizes = np.diff(edges) * self.nbytes
+        if self.align > 1:
+            different, owner = np.unique(sizes[:-1], return_inverse=True)
+            filled = [size + self.missing(size) for size in different.tolist()]
+            sizes[:-1] = np.array(filled, np.int64)[owner]
+        return offsets_of(sizes)
 
     def records(self, batch: Batch, start: int, arena: Arena) -> tuple[Ints, Iterator[Bytes]]:
         """Return the bytes of each payload of `batch`, samples ``start ..``, and the records.
@@ -81,9 +103,10 @@ class Builder:
         lengths: Ints = np.sum([part.lengths for part in parts], axis=0, dtype=np.int64)
         if not self.opaque:
             parts.insert(0, _heads(lengths, example_head))
-            if self._padding:
-                parts.append(_repeated(self._padding, len(lengths)))
-            lengths = lengths + parts[0].lengths + len(self._padding)
+            if self.padding:
+                zeros = padding_head(self.padding).ljust(self.padding, b"\0")
+                parts.append(_repeated(zeros, len(lengths)))
+            lengths = lengths + parts[0].lengths + self.padding
             if len(lengths):
                 check_size(int(lengths.max()), start + int(lengths.argmax()))
         if self.nbytes:

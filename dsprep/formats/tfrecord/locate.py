@@ -21,7 +21,6 @@ from dsprep.formats.tfrecord.example import BYTES, INT64, Value
 from dsprep.formats.tfrecord.features import Feature
 from dsprep.formats.tfrecord.fields import check_sizes
 from dsprep.formats.tfrecord.fields import describe as describe_recipe
-from dsprep.formats.tfrecord.plan import Arrangement
 from dsprep.layout.laws import Affine, Law
 from dsprep.layout.model import Blocks, FileLayout, Part, Records
 from dsprep.reading.records import Label
@@ -80,17 +79,16 @@ def opaque_parts(blocks: Blocks, features: Sequence[Feature], label: Label) -> d
 
 
 def layout_of(
-    arranged: Arrangement, samples: Grouping, path: Path, lengths: Ints | None
+    builder: Builder, samples: Grouping, path: Path, lengths: Ints | None
 ) -> FileLayout | None:
-    """Return the layout of a file that was written as `arranged`.
+    """Return the layout of a file that was made by `builder`.
 
     `lengths` are those of payloads that vary. None if only looking through the file gives it: if
     they are not known, or may be of one length by chance, or if values have no bytes.
     """
-    builder = arranged.builder
     chosen = builder.features
     if builder.nbytes:
-        law = _lengths(arranged, builder, samples)
+        law = _lengths(builder, samples)
         placed = zip(chosen, builder.places, strict=True)
         parts = {f.name: Part(at, f.field.row_nbytes) for f, at in placed if f.type != INT64}
         if not all(f.field.row_nbytes for f in chosen):
@@ -116,12 +114,12 @@ def layout_of(
     return FileLayout(blocks.count, records_of(blocks, chosen, known, parts))
 
 
-def _lengths(arranged: Arrangement, builder: Builder, samples: Grouping) -> Law:
+def _lengths(builder: Builder, samples: Grouping) -> Law:
     """Return the lengths of payloads of records of one size."""
     each = builder.nbytes
     if samples.plain:
         return Affine(samples.total, each - framing.FRAME)
-    edges, begins = samples.edges, arranged.group_offsets(samples.edges)
+    edges, begins = samples.edges, builder.group_offsets(samples.edges)
     lengths = np.full(int(edges[-1]), each - framing.FRAME, np.int64)
     lengths[edges[1:] - 1] += np.diff(begins) - np.diff(edges) * each
     return framing.lengths_of(lengths)

@@ -23,10 +23,9 @@ from dsprep.formats.base import State
 from dsprep.formats.options import Compression
 from dsprep.formats.record_writer import RecordWriter
 from dsprep.formats.tfrecord import framing
-from dsprep.formats.tfrecord.build import check_size
+from dsprep.formats.tfrecord.build import Builder, check_size
 from dsprep.formats.tfrecord.example import padding_head
 from dsprep.formats.tfrecord.locate import layout_of
-from dsprep.formats.tfrecord.plan import Arrangement
 from dsprep.formats.tfrecord.stream import read_blocks
 from dsprep.layout.model import FileLayout
 from dsprep.storage.checksums import crc32c
@@ -64,14 +63,14 @@ class TFRecordWriter(RecordWriter):
 
     def __init__(
         self,
-        arrangement: Arrangement,
+        builder: Builder,
         grouping: Grouping,
         compress: Compression | None,
         path: Path,
         state: State | None,
     ) -> None:
         super().__init__(path, "", grouping, state)
-        self._arrangement, self._samples = arrangement, grouping
+        self._builder, self._samples = builder, grouping
         self._level: int | None = None
         if compress is not None:
             self._level = GZIP_LEVEL if compress.level is None else compress.level
@@ -85,7 +84,7 @@ class TFRecordWriter(RecordWriter):
 
         Raises `UnsupportedError` if a sample is too large for ``tf.train.Example``.
         """
-        builder = self._arrangement.builder
+        builder = self._builder
         lengths, blocks = builder.records(batch, start, arena)
         count = len(lengths)
         nbytes = int(lengths.sum()) + count * framing.FRAME
@@ -113,7 +112,7 @@ class TFRecordWriter(RecordWriter):
             self._begins[g] = piece.offset
         if piece.stop == grouping.edges[g + 1]:
             if g + 1 < grouping.count:
-                piece.missing = self._arrangement.missing(end)
+                piece.missing = self._builder.missing(end)
             if piece.missing:
                 check_size(piece.last - framing.FRAME + piece.missing, piece.stop - 1)
                 if self._lengths and len(piece.lengths):
@@ -142,7 +141,7 @@ class TFRecordWriter(RecordWriter):
         if self._level is not None:
             return None
         lengths = np.concatenate(self._lengths).astype(np.int64) if self._lengths else None
-        return layout_of(self._arrangement, self._samples, self.path, lengths)
+        return layout_of(self._builder, self._samples, self.path, lengths)
 
     def checkpoint(self) -> State:
         """Return where the next piece goes."""
@@ -161,8 +160,8 @@ class TFRecordWriter(RecordWriter):
         if bool((self._begins >= 0).all() and (self._ends >= 0).all()):
             return self._begins, self._ends
         edges_at = np.zeros(len(edges), np.int64)
-        if self._arrangement.builder.nbytes:
-            edges_at = self._arrangement.group_offsets(edges)
+        if self._builder.nbytes:
+            edges_at = self._builder.group_offsets(edges)
         else:
             with closing(open_file(self.path)) as file:
                 blocks = read_blocks(file)
