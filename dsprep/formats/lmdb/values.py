@@ -30,6 +30,7 @@ from dsprep.core.schema import (
 )
 from dsprep.core.spans import move_spans, offsets_of
 from dsprep.errors import FormatError, UnsupportedError
+from dsprep.formats.fields import ENCODED
 from dsprep.formats.stored_rows import RowSpans
 from dsprep.layout.model import Part
 
@@ -144,7 +145,7 @@ class Values:
                 where=label(i),
                 expected=expected,
                 found=f"{sizes[i]} bytes",
-                fix="name its fields with --field NAME:DTYPE[SHAPE]",
+                fix=f"name its fields with --field NAME:DTYPE[SHAPE]; {ENCODED}",
             )
 
 

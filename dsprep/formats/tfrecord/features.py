@@ -30,7 +30,7 @@ import numpy as np
 
 from dsprep.core.schema import Field, FieldSpec, Schema, show_dtype
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
-from dsprep.formats.fields import LENGTHS, LENGTHS_OF, lengths_field, missing_field
+from dsprep.formats.fields import ENCODED, LENGTHS, LENGTHS_OF, lengths_field, missing_field
 from dsprep.formats.options import FeatureType, WriteOptions
 from dsprep.formats.samples import listed
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, LARGEST, PADDED_VARINT, TYPES
@@ -361,7 +361,7 @@ def _check(feature: Feature, requested: Field, error: type[DsprepError], where: 
             f"feature {feature.name} is not {requested}",
             where=where,
             expected=_shown(feature),
-            fix="leave the type out, or convert with --cast",
+            fix=f"leave the type out, or convert with --cast; {ENCODED}",
         )
 
 
