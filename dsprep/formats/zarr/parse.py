@@ -6,7 +6,7 @@ The walk through the groups, the choice of fields, and the source that reads the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from dsprep.core.schema import Attrs
 from dsprep.errors import DsprepError, FormatError, SchemaError
 from dsprep.formats import samples
 from dsprep.formats.conventions import Stated, state_common
+from dsprep.formats.index_tables import Route
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.ragged import (
@@ -229,19 +230,7 @@ class StoreFields:
         for spec in asked:
             if spec.path in self.problems:
                 raise self.problems[spec.path]
-        for name, (path, route) in routes_of(asked, tree, rows, self._array, store.path).items():
-            array, name = opened[path], name or ROOT_NAME
-            if route is None:
-                make: Callable[[], AnyField] = partial(
-                    ElementsField if array.meta.vlen else ArrayField, name, array
-                )
-            else:
-                attrs = groups.get(name, array.meta.attrs)
-                make = partial(ragged_field, name, array, route, attrs)
-            try:
-                self.readings[name] = make()
-            except (FormatError, SchemaError) as error:
-                self.problems[name] = error
+        self._make(routes_of(asked, tree, rows, self._array, store.path), groups)
         first = [n for n in order if n in self.readings]
         for name in first:
             for array in arrays_of(self.readings[name]):
@@ -256,6 +245,18 @@ class StoreFields:
         for path in self.stated.aside.keys() - self.requested:
             self.readings.pop(path, None)
             self.problems.pop(path, None)
+
+    def _make(self, routes: Mapping[str, tuple[str, Route | None]], groups: Groups) -> None:
+        for name, (path, route) in routes.items():
+            array, name = self._opened[path], name or ROOT_NAME
+            kind = ElementsField if array.meta.vlen else ArrayField
+            attrs = groups.get(name, array.meta.attrs)
+            try:
+                self.readings[name] = (
+                    kind(name, array) if route is None else ragged_field(name, array, route, attrs)
+                )
+            except (FormatError, SchemaError) as error:
+                self.problems[name] = error
 
     def _array(self, path: str) -> StoredArray:
         return self._opened[path]
