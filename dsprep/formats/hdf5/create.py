@@ -15,7 +15,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,11 @@ from dsprep.formats.hdf5.attributes import (
 from dsprep.formats.hdf5.dimensions import NO_VARIABLE
 from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, Carrier
 from dsprep.formats.hdf5.guard import SIGNATURE, hdf5_errors
-from dsprep.formats.hdf5.locate import chunk_table
+from dsprep.formats.hdf5.locate import locate_grid
 from dsprep.formats.hdf5.plan import FieldPlan, Hdf5Plan
+from dsprep.formats.located import Unlocated
+from dsprep.layout.model import Grid
+from dsprep.storage.paths import open_file
 from dsprep.storage.ranges import pread_most, pwrite_all, truncate
 
 _ZSTD = 32015  # registered with the HDF Group; hdf5plugin provides it
@@ -261,10 +264,8 @@ def allocate(path: Path, file: Hdf5Plan) -> None:
             return
 
 
-def find(path: Path, file: Hdf5Plan) -> list[tuple[Ints, Ints]]:
-    """Return where the chunks of all parts are, those of a contiguous dataset being one.
-
-    That is ``(addresses, sizes)`` for each part, int64, shape ``(chunks,)``.
+def find(path: Path, file: Hdf5Plan) -> list[Grid]:
+    """Return where the rows of all parts are.
 
     Raises
     ------
@@ -273,41 +274,39 @@ def find(path: Path, file: Hdf5Plan) -> list[tuple[Ints, Ints]]:
     """
     import h5py
 
-    extents = []
+    grids = []
     with (
         hdf5_errors(path, "the unfinished file cannot be continued"),
+        closing(open_file(path)) as disk,
         h5py.File(path, "r", locking=False) as opened,
     ):
-        nbytes = path.stat().st_size
         for part in file.parts:
-            dataset, chunks = opened[part.path], 0
-            table = chunk_table(dataset, nbytes) if dataset.chunks else None
-            if table is not None:
-                chunks = int(dataset.chunks[0])
-                at, sizes = table["address"].copy(), table["nbytes"].astype(np.int64)
-            else:
-                at = np.array([dataset.id.get_offset() or -1], np.int64)
-                sizes = np.array([dataset.id.get_storage_size()], np.int64)
-            nbytes_in_all = part.rows * part.row_nbytes
-            stored = part.nbytes if part.chunk else nbytes_in_all
+            grid = None
+            with suppress(Unlocated):
+                grid = locate_grid(opened[part.path], disk, f"{path}, field {part.path}")
+            nbytes = part.rows * part.row_nbytes
             if (
-                (dataset.shape, dataset.nbytes, chunks) != (part.shape, nbytes_in_all, part.chunk)
-                or bool(((at <= 0) | (at > nbytes - sizes)).any())
-                or not (file.codec or bool((sizes == stored).all()))
+                grid is None
+                or (grid.shape, grid.chunk[0]) != (part.shape, part.chunk or part.rows)
+                or grid.shape[0] * grid.row_nbytes != nbytes
+                or grid.fill is not None
             ):
                 raise FormatError(
                     f"the unfinished file has no space for {part.path}",
                     where=path,
                     fix="start again with --restart",
                 )
-            extents.append((at, sizes))
-    return extents
+            grids.append(grid)
+    return grids
 
 
-def by_group(chunks: list[tuple[Ints, Ints]], file: Hdf5Plan) -> tuple[Ints, Ints]:
-    """Return what `find` found of a file in groups: int64, shape ``(parts, groups)``."""
-    both = np.array(chunks, np.int64).reshape(len(file.parts), 2, file.grouping.count)
-    return both[:, 0], both[:, 1]
+def by_group(grids: Sequence[Grid], file: Hdf5Plan) -> tuple[Ints, Ints]:
+    """Return begin and bytes of all chunks in groups: int64, shape ``(parts, groups)``."""
+    count = file.grouping.count
+    both = np.zeros((2, len(grids), count), np.int64)
+    for i, grid in enumerate(grids):
+        both[:, i] = grid.blocks.offsets.span(0, count), grid.blocks.lengths.span(0, count)
+    return both[0], both[1]
 
 
 def regular(offsets: Ints, sizes: Ints, file: Hdf5Plan) -> bool:
@@ -322,7 +321,7 @@ def regular(offsets: Ints, sizes: Ints, file: Hdf5Plan) -> bool:
 
 def write_groups(
     path: Path, file: Hdf5Plan, groups: Callable[[], Iterator[Sequence[Any]]]
-) -> list[tuple[Ints, Ints]]:
+) -> list[Grid]:
     """Make the file from encoded chunks, whose sizes are their own; return what `find` returns.
 
     `groups` gives the groups in order, each as the bytes of its parts, perhaps more than once.
@@ -330,11 +329,11 @@ def write_groups(
     for attempt in range(_TRIES):
         with _made(path, file, attempt) as made:
             _write(made, file, groups())
-        places = find(path, file)
-        begins, sizes = by_group(places, file)
+        grids = find(path, file)
+        begins, sizes = by_group(grids, file)
         if regular(begins, sizes, file) and not (begins[:1] % file.grouping.align).any():
             break
-    return places
+    return grids
 
 
 # --- in the open file -------------------------------------------------------------------------

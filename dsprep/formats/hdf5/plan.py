@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
@@ -68,15 +68,6 @@ class FieldPlan:
     def shape(self, rows: int) -> tuple[int, ...]:
         """Return the shape of the dataset with so many samples or rows."""
         return (rows, *self.field.inner, *self.carrier.axis)
-
-    @property
-    def filters(self) -> tuple[Mapping[str, Any], ...]:
-        """What is done to a chunk, as `dsprep.core.filters` undoes it."""
-        if self.codec is None:
-            return ()
-        shuffled = {"id": "shuffle", "elementsize": self.carrier.stored.itemsize}
-        codec = {"id": "zlib" if self.codec == "gzip" else self.codec}
-        return (shuffled, codec) if self.shuffle else (codec,)
 
     def chunk_rows(self, rows: int) -> int:
         """Return the rows per chunk of a dataset with this many rows; 0 is contiguous."""

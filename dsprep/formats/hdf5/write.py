@@ -36,8 +36,8 @@ from dsprep.formats.hdf5.plan import AllocatedDataset, Hdf5Plan
 from dsprep.formats.index_tables import row_laws
 from dsprep.formats.record_writer import RecordWriter
 from dsprep.formats.stored_rows import contiguous, spans
-from dsprep.layout.laws import Explicit, Law
-from dsprep.layout.model import Blocks, Column, FileLayout, Grid
+from dsprep.layout.laws import Law
+from dsprep.layout.model import Column, FileLayout, Grid
 from dsprep.storage.checksums import combine, crc32c, pwrite_crc32c
 from dsprep.storage.durable import close, preallocate, start_sync, sync
 from dsprep.storage.paths import open_file
@@ -68,7 +68,7 @@ class Hdf5Writer(RecordWriter):
         self.unit, self.whole = file.unit, file.grouped and (file.spooled or file.schema.ragged)
         self._folder = Path(f"{path}.spool")
         self._spool: dict[str, int] = {}  # descriptors, by the path of the dataset
-        self._places: list[tuple[Ints, Ints]] = []
+        self._grids: list[Grid] = []
         # Rows of ragged fields, by field, and bytes of encoded chunks, by dataset.
         ragged = [f.name for f in file.schema if f.ragged and not file.grouped]
         encoded = [part.path for part in file.parts if file.encoded(part)]
@@ -78,7 +78,8 @@ class Hdf5Writer(RecordWriter):
         elif state is None:
             allocate(path, file)
         if not file.spooled:
-            self._places = find(path, file)
+            self._grids = find(path, file)
+        self._offsets = [*map(_offsets, self._grids)]
         super().__init__(path, "", file.grouping, state if file.spooled else self.checkpoint())
         if state is None and not file.spooled:
             preallocate(self.fd, 0, fstat(self.fd).st_size)
@@ -140,9 +141,9 @@ class Hdf5Writer(RecordWriter):
             if file.spooled:
                 pwrite_all(self._spool[part.path], [rows], first * part.row_nbytes)
                 continue
-            last, places = first + len(rows), self._places[i][0]
+            last = first + len(rows)
             for offset, low, high in spans(
-                places, part.chunk or last, part.row_nbytes, first, last
+                self._offsets[i], part.chunk or last, part.row_nbytes, first, last
             ):
                 data = rows[low - first : high - first]
                 if self.grouping is None:
@@ -192,7 +193,7 @@ class Hdf5Writer(RecordWriter):
                 self._crcs[g] = crc
                 yield chunks
 
-        self._places = write_groups(self.path, file, groups)
+        self._grids = write_groups(self.path, file, groups)
 
     def _finish_fields(self) -> None:
         rows = {f.name: self._done[f.name] for f in self._file.schema if f.ragged}
@@ -204,13 +205,15 @@ class Hdf5Writer(RecordWriter):
                     for data in self._chunks(part):
                         dataset.id.write_direct_chunk(tuple(corner), data)
                         corner[0] += part.chunk
-        self._places = find(self.path, file)
+        self._grids = find(self.path, file)
         preallocate(self.fd, 0, fstat(self.fd).st_size)
-        for part, (offsets, _) in zip(file.parts, self._places, strict=True):
+        for part, grid in zip(file.parts, self._grids, strict=True):
             nbytes = 0 if part.chunk else part.rows * part.row_nbytes
             for at in range(0, nbytes, _BLOCK):
                 size = min(_BLOCK, nbytes - at)
-                copy_range(self._spool[part.path], self.fd, size, at, int(offsets[0]) + at)
+                copy_range(
+                    self._spool[part.path], self.fd, size, at, grid.blocks.offsets.one(0) + at
+                )
                 if self.durable:
                     start_sync(self.fd)
         self._file = file
@@ -239,7 +242,7 @@ class Hdf5Writer(RecordWriter):
 
     @override
     def layout(self) -> FileLayout:
-        return layout_of(self.path, self._file, self._places)
+        return layout_of(self.path, self._file, self._grids)
 
     @override
     def clean(self) -> None:
@@ -258,7 +261,7 @@ class Hdf5Writer(RecordWriter):
     @override
     def group_ranges(self, edges: Ints) -> tuple[Ints, Ints]:
         file = self._file
-        begins, sizes = by_group(self._places, file)
+        begins, sizes = by_group(self._grids, file)
         self._regular = regular(begins, sizes, file)
         if not file.spooled:
             sizes = np.array([p.used * p.row_nbytes for p in file.parts], np.int64)
@@ -268,34 +271,27 @@ class Hdf5Writer(RecordWriter):
         return first, np.maximum(np.where(sizes > 0, begins + sizes, 0).max(axis=0), first)
 
 
-def layout_of(path: Path, file: Hdf5Plan, places: Sequence[tuple[Ints, Ints]]) -> FileLayout:
-    """Return where the samples of a complete file are, whose datasets have these places."""
-    grids, tables = dict[str, Grid](), dict[str, Ints]()
+def layout_of(path: Path, file: Hdf5Plan, found: Sequence[Grid]) -> FileLayout:
+    """Return where the samples of a complete file are, whose datasets are there."""
+    grids = {part.path: grid for part, grid in zip(file.parts, found, strict=True)}
+    tables = {p.path: np.empty(p.rows, _INT) for p in file.parts if p.role in ("first", "count")}
     with closing(open_file(path)) as opened:
-        for part, (offsets, sizes) in zip(file.parts, places, strict=True):
-            shape, plan = part.shape, part.plan
-            if part.role in ("first", "count"):
-                table = tables[part.path] = np.empty(shape, _INT)
-                chunk = part.chunk or part.rows
-                for offset, low, high in spans(offsets, chunk, _INT.itemsize, 0, part.rows):
-                    opened.pread_into(table[low:high], offset)
-                continue
-            grids[plan.field.name] = Grid(
-                Blocks(Explicit(offsets), Explicit(sizes)),
-                shape,
-                plan.carrier.stored.itemsize,
-                (part.chunk or part.rows, *shape[1:]),
-                filters=plan.filters,
-            )
+        for name, table in tables.items():
+            chunk, offsets = grids[name].chunk[0], _offsets(grids[name])
+            for offset, low, high in spans(offsets, chunk, _INT.itemsize, 0, len(table)):
+                opened.pread_into(table[low:high], offset)
     columns = {}
     for f in file.schema:
         rows: tuple[Law, ...] = ()
         if f.ragged:
             first = tables[f"{f.name}/first"]
-            end = first + tables[f"{f.name}/count"]
-            rows = row_laws(first, end)
-        columns[f.name] = Column(grids.get(f.name), 1, *rows)
+            rows = row_laws(first, first + tables[f"{f.name}/count"])
+        columns[f.name] = Column(grids.get(f"{f.name}/values" if f.ragged else f.name), 1, *rows)
     return FileLayout(file.count, columns=columns)
+
+
+def _offsets(grid: Grid) -> Ints:
+    return grid.blocks.offsets.span(0, grid.blocks.count)
 
 
 # --- rows and chunks --------------------------------------------------------------------------
