@@ -131,8 +131,6 @@ class Heaps:
 
     def _walk(self, data: Array, offset: int, where: object) -> dict[int, tuple[int, int]]:
         """Return begin and bytes of each object of the collection at `offset` by its number."""
-        if self._size_nbytes not in _OBJECT:
-            raise _damage(where, offset, "sizes of 2, 4, or 8 bytes", self._size_nbytes)
         unpack, view, end = _OBJECT[self._size_nbytes].unpack_from, as_bytes(data), len(data)
         at = head = (8 + self._size_nbytes + 7) & ~7  # of the collection, and of each object
         objects: dict[int, tuple[int, int]] = {}

@@ -94,7 +94,7 @@ class Fields:
     def __init__(self, contents: Contents, options: OpenOptions) -> None:
         self._contents, self._path, self._specs = contents, contents.where, options.fields
         self._mode, self._datasets = options.sample_axis, contents.datasets
-        self._rows: dict[str, DatasetField] = {}
+        self._open = partial(DatasetField, contents)
         self._notes: list[str] = []
         self._lost: dict[tuple[str, str], list[str]] = {}  # what is left out, and why
         with hdf5_errors(self._path, "the HDF5 file cannot be opened"):
@@ -252,12 +252,6 @@ class Fields:
         if not whole:
             found.dataset()  # whose filters and other files have to be there
         return found
-
-    def _open(self, path: str) -> DatasetField:
-        """Return the rows of a dataset, which fields and tables share."""
-        if path not in self._rows:
-            self._rows[path] = DatasetField(self._contents, path)
-        return self._rows[path]
 
     def _attributes(self, path: str, item: Any = None) -> Attrs:
         """Return the attributes of a dataset, or of an `item` that has them for it."""

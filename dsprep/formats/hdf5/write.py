@@ -46,6 +46,7 @@ from dsprep.storage.trees import remove
 
 _INT = np.dtype("<i8")
 _BLOCK = 8 << 20
+_TABLES = ("first", "count")
 
 
 @dataclass(eq=False)
@@ -75,9 +76,9 @@ class Hdf5Writer(RecordWriter):
         self._done = dict.fromkeys((*ragged, *encoded), 0) | (state or {}).get("rows", {})
         if file.spooled:
             self._open_spool(state)
-        elif state is None:
-            allocate(path, file)
-        if not file.spooled:
+        else:
+            if state is None:
+                allocate(path, file)
             self._grids = find(path, file)
         self._offsets = [*map(_offsets, self._grids)]
         super().__init__(path, "", file.grouping, state if file.spooled else self.checkpoint())
@@ -242,7 +243,23 @@ class Hdf5Writer(RecordWriter):
 
     @override
     def layout(self) -> FileLayout:
-        return layout_of(self.path, self._file, self._grids)
+        file = self._file
+        grids = {part.path: grid for part, grid in zip(file.parts, self._grids, strict=True)}
+        tables = {p.path: np.empty(p.rows, _INT) for p in file.parts if p.role in _TABLES}
+        with closing(open_file(self.path)) as opened:
+            for name, table in tables.items():
+                chunk, offsets = grids[name].chunk[0], _offsets(grids[name])
+                for offset, low, high in spans(offsets, chunk, _INT.itemsize, 0, len(table)):
+                    opened.pread_into(table[low:high], offset)
+        columns = {}
+        for f in file.schema:
+            rows: tuple[Law, ...] = ()
+            if f.ragged:
+                first = tables[f"{f.name}/first"]
+                rows = row_laws(first, first + tables[f"{f.name}/count"])
+            values = grids.get(f"{f.name}/values" if f.ragged else f.name)
+            columns[f.name] = Column(values, 1, *rows)
+        return FileLayout(file.count, columns=columns)
 
     @override
     def clean(self) -> None:
@@ -269,25 +286,6 @@ class Hdf5Writer(RecordWriter):
             begins = sizes = np.zeros((1, file.grouping.count), np.int64)
         first = begins.min(axis=0)
         return first, np.maximum(np.where(sizes > 0, begins + sizes, 0).max(axis=0), first)
-
-
-def layout_of(path: Path, file: Hdf5Plan, found: Sequence[Grid]) -> FileLayout:
-    """Return where the samples of a complete file are, whose datasets are there."""
-    grids = {part.path: grid for part, grid in zip(file.parts, found, strict=True)}
-    tables = {p.path: np.empty(p.rows, _INT) for p in file.parts if p.role in ("first", "count")}
-    with closing(open_file(path)) as opened:
-        for name, table in tables.items():
-            chunk, offsets = grids[name].chunk[0], _offsets(grids[name])
-            for offset, low, high in spans(offsets, chunk, _INT.itemsize, 0, len(table)):
-                opened.pread_into(table[low:high], offset)
-    columns = {}
-    for f in file.schema:
-        rows: tuple[Law, ...] = ()
-        if f.ragged:
-            first = tables[f"{f.name}/first"]
-            rows = row_laws(first, first + tables[f"{f.name}/count"])
-        columns[f.name] = Column(grids.get(f"{f.name}/values" if f.ragged else f.name), 1, *rows)
-    return FileLayout(file.count, columns=columns)
 
 
 def _offsets(grid: Grid) -> Ints:
@@ -334,7 +332,7 @@ def _encode_chunk(rows: Array, part: AllocatedDataset) -> Buffer:
     flat, p = rows.reshape(-1).view(np.uint8), part.plan
     if len(flat) < part.nbytes:
         flat = np.concatenate([flat, np.zeros(part.nbytes - len(flat), np.uint8)])
-    if part.role in ("first", "count") or p.codec is None:
+    if part.role in _TABLES or p.codec is None:
         return flat
     if p.shuffle:
         # First the first byte of all elements, then the second of all: filter 2 of HDF5.
