@@ -5,8 +5,8 @@
     finds; a sidecar keeps them.
 `as_json`
     Their JSON, checked when it is read.
-`locate`
-    From samples to byte ranges.
+`locate`, `plain`
+    From samples to byte ranges; which fields are one plain range of every sample.
 `fit`
     From the numbers that were found to the smallest laws that give them.
 `describe`

@@ -1,7 +1,8 @@
 """Feeding training: batches read ahead, group by group, by ``preadv`` at computed offsets.
 
-`loader`, `options`
-    `Reader`, the public class, and its options.
+`loader`, `options`, `setup`, `checks`, `states`
+    `Reader`, the public class; its options and how it reads by them; what it checks, and what of a
+    state that is loaded.
 `order`, `units`
     Which samples a rank delivers, and when: pure. How much is read at a time.
 `mini_epochs`, `adaptive`
@@ -10,12 +11,13 @@
     What is read from a copy on a faster tier, and which copies there are to be.
 `ranks`, `defaults`
     Which process this is; how many threads read where nobody says.
-`filling`
-    A unit on its way into memory; `dsprep.reading.read_plan` has what it shares with `Sidecar`.
+`unit_plan`, `filling`
+    What is read for a unit, and where; `dsprep.reading.read_plan` has what `Sidecar` shares. A unit
+    on its way into memory.
 `memory`
     Blocks that batches are views of.
-`pipeline`
-    The threads, and the steps of a loop.
+`pipeline`, `transforming`
+    The threads, and the steps of a loop; transforms at work.
 `engines`
     Ways of reading bytes.
 `node`
