@@ -14,6 +14,7 @@ decoded
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -196,7 +197,8 @@ class Filler:
             for number, chosen, extents in located[f.name]:
                 if not f.ragged:
                     self._check_sizes(f, extents, len(chosen), number)
-                self._add(fill, plan, number, extents, to[chosen])
+                open_file = partial(self.opened(fill).open_file, number)
+                plan.add(open_file, extents, to[chosen], "a sample")
         decoded = [f.name for f in others if f.name not in located]
         for (_, chosen, _), layout in zip(by_file, layouts, strict=True):
             # No file has those that are given, so one part does it.
@@ -209,10 +211,6 @@ class Filler:
                     for a in range(0, len(chosen) if each else 0, step)
                 ]
         return plan
-
-    def _add(self, fill: Fill, plan: ReadPlan, number: int, extents: Extents, to: Ints) -> None:
-        opened = self.opened(fill)
-        plan.add(lambda path: opened.open_file(number, path), extents, to, "a sample")
 
     def _located(self, f: Field, by_file: Sequence[tuple[int, Ints, Ints]]) -> Located | None:
         """Return where a field is in each file; None if in one of them it has to be decoded."""
