@@ -105,7 +105,6 @@ def ids_of(reader):
 
 def test_units_are_read_ahead_by_bytes(url, local):
     assert [units_ahead(mib << 20) for mib in (1, 5, 64, 512)] == [31, 26, 2, 1]
-    assert units_ahead(5 << 20, parts=4) == 7
     cores = Cores(64, 1, "")
     assert choose("buffered", None, cores, True, 26).threads == 26
     assert choose("buffered", 3, cores, True, 26).threads == 3
