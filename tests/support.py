@@ -343,6 +343,10 @@ class Answer:
     out: str
     err: str
 
+    @property
+    def said(self) -> str:
+        return self.out + self.err
+
     def json(self) -> Any:
         return json.loads(self.out)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 
 import h5py
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from support import cli
 
 import dsprep
-from dsprep.cli import app
 from dsprep.reader import checks
 from dsprep.source.alike import OrderWarning
 from dsprep.verbs.provenance import provenance
@@ -36,14 +34,8 @@ def made(tmp_path, y, name="train.h5"):
     return path
 
 
-def run(*words):
-    done = CliRunner().invoke(app, [*map(str, words)])
-    assert done.exit_code == 0, done.stderr
-    return done
-
-
 def repack(path, out, *words):
-    return run("repack", path, out, "--no-measure", "--no-sync", *words)
+    return cli("repack", path, out, "--no-measure", "--no-sync", *words)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +54,7 @@ def said_by_reader(path, **options):
 @pytest.mark.parametrize("suffix", [".h5", ".zarr", ".tfrecord", ".lmdb"])
 def test_sorted_samples_are_noticed_once_and_the_remedy_works(suffix, tmp_path):
     path, out = made(tmp_path, SORTED), tmp_path / f"out{suffix}"
-    said = repack(path, out, "-b", 1000).stderr
+    said = repack(path, out, "-b", 1000).err
     assert said.count("samples are sorted by y") == 1
     assert "--shuffle SEED" in said
     assert "buffers_mixed" in said
@@ -79,7 +71,7 @@ def test_sorted_samples_are_noticed_once_and_the_remedy_works(suffix, tmp_path):
     assert classes(out) <= 4
     assert classes(out, buffers_mixed=4) >= 9
     mixed = tmp_path / f"mixed{suffix}"
-    assert "sorted" not in repack(path, mixed, "-b", 1000, "--shuffle", 1).stderr
+    assert "sorted" not in repack(path, mixed, "-b", 1000, "--shuffle", 1).err
     assert said_by_reader(mixed) == []
     assert classes(mixed) >= 9
 
@@ -87,15 +79,15 @@ def test_sorted_samples_are_noticed_once_and_the_remedy_works(suffix, tmp_path):
 @pytest.mark.parametrize("name", NOT_SORTED)
 def test_nothing_is_said_of_others(name, tmp_path):
     path, out = made(tmp_path, NOT_SORTED[name]), tmp_path / "out.h5"
-    assert "sorted" not in repack(path, out, "-b", 1000).stderr
+    assert "sorted" not in repack(path, out, "-b", 1000).err
     assert said_by_reader(out) == []
 
 
 def test_it_can_be_turned_off_and_knows_when_it_does_not_matter(tmp_path):
     path, out = made(tmp_path, SORTED), tmp_path / "out.h5"
-    assert "sorted" not in repack(path, out, "-b", 1000, "--no-check-order").stderr
-    assert "sorted" in run("repack", path, tmp_path / "o.h5", "-b", 1000, "--dry-run").stderr
-    found = json.loads(run("repack", path, tmp_path / "o.h5", "--dry-run", "--json").stdout)
+    assert "sorted" not in repack(path, out, "-b", 1000, "--no-check-order").err
+    assert "sorted" in cli("repack", path, tmp_path / "o.h5", "-b", 1000, "--dry-run").err
+    found = cli("repack", path, tmp_path / "o.h5", "--dry-run", "--json").json()
     assert any("sorted by y" in words for words in found["warnings"])
     quiet = [
         {"check_order": False},

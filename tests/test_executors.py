@@ -19,12 +19,10 @@ import executor_job
 import h5py
 import numpy as np
 import pytest
-from support import MemorySource, assert_same_batch, random_batch, written
-from typer.testing import CliRunner
+from support import Answer, MemorySource, assert_same_batch, cli, random_batch, written
 
 import dsprep
 from dsprep import errors, executors
-from dsprep.cli import app
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import (
     AmbiguousError,
@@ -320,14 +318,13 @@ def test_damaged_data_are_told_in_one_line(name, origin, tmp_path):
     sources = executor_job.files(origin / "damaged")
     words = ["convert", *sources, tmp_path / "set", "--to", "tfrecord", "--samples-per-file", 30]
     if name == "mpi":
-        done = mpiexec("-m", "dsprep", *words, ranks=2)
-        code = done.returncode
+        ended = mpiexec("-m", "dsprep", *words, ranks=2)
+        done = Answer(ended.returncode, ended.stdout, ended.stderr)
     else:
         more = ["--executor", name, *(["--workers", 2] if name == "processes" else [])]
-        done = CliRunner().invoke(app, [str(w) for w in (*words, *more)])
-        code = done.exit_code
-    assert code == 1
-    (line,) = [w for w in done.stderr.splitlines() if not w.startswith("dsprep: note: ")]
+        done = cli(*words, *more, code=None)
+    assert done.code == 1
+    (line,) = [w for w in done.err.splitlines() if not w.startswith("dsprep: note: ")]
     assert line.startswith(f"dsprep: error: {sources[1]}")
     assert not (tmp_path / "set").exists()
 
@@ -358,7 +355,7 @@ def test_provenance_starts_as_many_processes_as_asked(origin, tmp_path, monkeypa
     monkeypatch.setattr(processes, "opened", opened)
     words = ["provenance", *executor_job.files(origin / "fixed-files"), "--checksums"]
     words += ["--out", tmp_path / "s.json", "--executor", "processes", "--workers", 3]
-    CliRunner().invoke(app, list(map(str, words)))
+    cli(*words, code=None)
     assert counts == [3]
 
 

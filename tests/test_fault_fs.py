@@ -62,7 +62,7 @@ MODES = {
 }  # fmt: skip
 """What may be missing or odd; together, so that few mounts suffice."""
 
-SECONDS = 240.0
+SECONDS = 180.0
 """How long one test may take here before its file system is ended; the next one gets others."""
 
 

@@ -16,12 +16,10 @@ import h5py
 import numpy as np
 import pytest
 import zarr
-from support import written
-from typer.testing import CliRunner
+from support import cli, fails, written
 
 import dsprep
 from dsprep import executors
-from dsprep.cli import app
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5 import parse
@@ -36,10 +34,6 @@ SUFFIXES = (".h5", ".lmdb", ".tfrecord", ".zarr")
 
 def make(path, schema=FIXED, count=40, **options):
     return written(path, schema, count, **options)
-
-
-def run(*words):
-    return CliRunner().invoke(app, list(map(str, words)))
 
 
 # --- damaged data ------------------------------------------------------------------------------
@@ -70,9 +64,7 @@ def test_rows_that_are_not_there_are_refused(tmp_path):
         change(path, layouts=content["layouts"])
         with Sidecar.open(path) as opened, pytest.raises(FormatError, match="rows"):
             opened.extents([0])
-        done = run("provenance", path, "--locate", "0")
-        assert done.exit_code == 1
-        assert "rows that do not exist" in done.stderr
+        assert "rows that do not exist" in fails("provenance", path, "--locate", "0")
 
 
 def test_names_of_attributes_that_are_no_text(tmp_path):
@@ -179,8 +171,7 @@ def test_signals(executor, number, group, code, word, large, tmp_path):
         assert re.search(f"{told}$", err), err
         assert err.count("\n") == 2  # and the note on types
     assert not target.exists()
-    again = run(*words)
-    assert again.exit_code == 0, again.output
+    cli(*words)
     with dsprep.open(target) as source:
         assert len(source) == 60
 
@@ -237,10 +228,9 @@ def test_no_more_threads_is_one_line(tmp_path, monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    done = run("convert", path, tmp_path / "b.lmdb")
-    assert done.exit_code == 1
-    assert "no more threads" in done.stderr
-    assert "--workers" in done.stderr
+    told = fails("convert", path, tmp_path / "b.lmdb")
+    assert "no more threads" in told
+    assert "--workers" in told
 
 
 def test_many_files_with_few_descriptors(tmp_path):
@@ -314,8 +304,5 @@ def test_an_error_without_a_name_says_what_was_written(tmp_path, monkeypatch):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("dsprep.writing.transfer.ShardCopy.run", failing)
-    words = ["convert", path, tmp_path / "out", "--to", "zarr", "--samples-per-file", "15"]
-    done = CliRunner().invoke(app, list(map(str, words)))
-    told = "Input/output error (while out-00000-of-00003.zarr was written)"
-    assert f"dsprep: error: {told}\n" in done.stderr
-    assert done.exit_code == 1
+    words = ("convert", path, tmp_path / "out", "--to", "zarr", "--samples-per-file", 15)
+    assert "Input/output error (while out-00000-of-00003.zarr was written)" in fails(*words)

@@ -18,10 +18,9 @@ import pytest
 pytest.importorskip("obstore")
 
 from object_server import Running, fresh_forkserver
-from typer.testing import CliRunner
+from support import cli
 
 import dsprep
-from dsprep import cli
 from dsprep.errors import ChangedError, DsprepError, TargetError, UsageError
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.from_sidecar import SidecarSource
@@ -486,21 +485,15 @@ def test_workers_of_an_executor(source, server, tmp_path):
 
 
 def test_command_line(source, server, tmp_path):
-    def run(*words):
-        return CliRunner().invoke(cli.app, [str(word) for word in words])
-
-    done = run("convert", source, "s3://b/out.h5", "--dry-run")
-    assert done.exit_code == 0
-    assert str(tmp_path / "scratch") in done.output
+    done = cli("convert", source, "s3://b/out.h5", "--dry-run")
+    assert str(tmp_path / "scratch") in done.said
     assert not server.objects
-    done = run("convert", source, "s3://b/out.h5")
-    assert done.exit_code == 0, done.output
-    assert run("verify", source, "s3://b/out.h5").exit_code == 0
-    done = run("repack", "s3://b/out.h5", "s3://b/grouped.h5", "--no-measure")
-    assert done.exit_code == 0, done.output
+    cli("convert", source, "s3://b/out.h5")
+    cli("verify", source, "s3://b/out.h5")
+    cli("repack", "s3://b/out.h5", "s3://b/grouped.h5", "--no-measure")
     check_read("s3://b/grouped.h5")
     out = "s3://b/elsewhere/x.dsprep.json"
-    assert run("provenance", "s3://b/out.h5", "--out", out).exit_code == 0
+    cli("provenance", "s3://b/out.h5", "--out", out)
     assert "/b/elsewhere/x.dsprep.json" in server.objects
 
 

@@ -6,10 +6,9 @@ import os
 
 import h5py
 import pytest
-from typer.testing import CliRunner
+from support import cli
 
 import dsprep
-from dsprep.cli import app
 from dsprep.errors import UsageError
 from dsprep.verbs.repack import RepackOptions, plan_repack
 from dsprep.writing import stripes
@@ -318,9 +317,8 @@ def test_a_plan_for_lustre_has_the_hint(lustre, tmp_path):
     source = tmp_path / "a.h5"
     with h5py.File(source, "w") as file:
         file.create_dataset("x", (64, 1 << 18), "u1", chunks=(1, 1 << 18))
-    arguments = ["repack", "-n", str(source), str(tmp_path / "b.h5"), "-b", "4MiB", "--ranks", "2"]
-    done = CliRunner().invoke(app, arguments)
-    told = " ".join(done.output.split())
+    done = cli("repack", "-n", source, tmp_path / "b.h5", "-b", "4MiB", "--ranks", 2)
+    told = " ".join(done.said.split())
     assert f"lfs setstripe -S 1M -c 2 {tmp_path}" in told
     assert "2 ranks read the file at once" in told
 

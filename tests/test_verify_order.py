@@ -7,10 +7,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from support import cli
 
 import dsprep
-from dsprep.cli import app
 from dsprep.errors import UsageError
 
 
@@ -36,46 +35,38 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_repack_did_is_known(source: Path, tmp_path: Path, way: str) -> None:
-    run = CliRunner().invoke
     target = tmp_path / "b.h5"
-    command = ["repack", str(source), str(target), "-b", "16", *WAYS[way]]
-    assert run(app, command).exit_code == 0
+    cli("repack", source, target, "-b", 16, *WAYS[way])
     made = sorted(tmp_path.glob("*.h5"))
     assert len(made) == (2 if "split" in way else 1)
     for path in made:
-        same = run(app, ["verify", str(source), str(path)])
-        assert same.exit_code == 0, same.output
-        assert "bit for bit" in same.output
-        assert "was made of" in same.output
+        same = cli("verify", source, path).said
+        assert "bit for bit" in same
+        assert "was made of" in same
         copy = tmp_path / f"{path.stem}.lmdb"
         dsprep.convert(path, copy, durable=False)
-        assert run(app, ["verify", str(copy), str(path)]).exit_code == 0  # in its own order
+        cli("verify", copy, path)  # in its own order
         with h5py.File(path, "r+") as file:
             file["i"][1] = 12345
-        refused = run(app, ["verify", str(source), str(path)])
-        assert refused.exit_code == 1
+        cli("verify", source, path, code=1)
 
 
 def test_what_cannot_be_known_is_said(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "b.h5"
     dsprep.repack(source, target, subset=[1, 5, 9], durable=False)
-    result = CliRunner().invoke(app, ["verify", str(source), str(target)])
-    assert result.exit_code == 2
-    assert "chosen by an array" in result.output
+    assert "chosen by an array" in cli("verify", source, target, code=2).said
 
 
 def test_outputs_that_are_padding_or_no_longer_compressed(tmp_path: Path) -> None:
-    run = CliRunner().invoke
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", (2000, 10000), "f4", compression="gzip")
-    command = ["repack", str(tmp_path / "a.h5"), str(tmp_path / "b.h5"), "--dry-run"]
-    assert "80.1 MB: the source is compressed (gzip:4)" in run(app, command).output
-    assert "is compressed" not in run(app, [*command, "--compress", "gzip"]).output
+    command = ["repack", tmp_path / "a.h5", tmp_path / "b.h5", "--dry-run"]
+    assert "80.1 MB: the source is compressed (gzip:4)" in cli(*command).said
+    assert "is compressed" not in cli(*command, "--compress", "gzip").said
     padded = [*command, "--stripe-size", "1MiB"]
-    refused = run(app, [*padded, "--ranks", "500"])
-    assert (refused.exit_code, "is padding" in refused.output) == (2, True)
-    assert "note: 62% of the output is padding" in run(app, [*padded, "-b", "10"]).output
-    assert "is padding (" not in run(app, [*padded, "-b", "26"]).output
+    assert "is padding" in cli(*padded, "--ranks", 500, code=2).said
+    assert "note: 62% of the output is padding" in cli(*padded, "-b", 10).said
+    assert "is padding (" not in cli(*padded, "-b", 26).said
 
 
 def test_a_field_is_that_of_a_sample(source: Path) -> None:
