@@ -54,8 +54,8 @@ FRAMES = {
 """What makes the frames of records that a layout may name: ``module:attribute``."""
 
 RECIPES = {
-    "values": "dsprep.formats.lmdb.fields:values",
-    "datum": "dsprep.formats.lmdb.fields:datum",
+    "values": "dsprep.formats.lmdb.fields:Recipe",
+    "datum": "dsprep.formats.lmdb.fields:Recipe",
     "example": "dsprep.formats.tfrecord.fields:example",
 }
 """Likewise what takes records apart."""

@@ -14,7 +14,7 @@ from support import random_batch, schemas, write_batch
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import ChangedError, FormatError
 from dsprep.formats.lmdb import Lmdb
-from dsprep.formats.lmdb import fields as recipe
+from dsprep.formats.lmdb.fields import Recipe
 from dsprep.formats.lmdb.overflow import Frame
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.laws import Affine
@@ -194,19 +194,19 @@ def test_hostile_parameters(value):
     with pytest.raises(FormatError):
         Frame({"psize": value})
     with pytest.raises(FormatError):
-        recipe.values({"schema": value if value != [] else None}, TWO)
-    good = {"shape": [1, 2, 3], "floats": False, "sides": False}
-    assert recipe.datum(good, TWO)
-    for key in good:
+        Recipe({"schema": value if value != [] else None}, TWO)
+    good = {"name": "datum", "shape": [1, 2, 3], "floats": False, "sides": False}
+    assert Recipe(good, TWO)
+    for key in ("shape", "floats", "sides"):
         if not (value is None and key == "shape") and not (value is True and key != "shape"):
             with pytest.raises(FormatError):
-                recipe.datum(good | {key: value}, TWO)
+                Recipe(good | {key: value}, TWO)
     if value not in ({}, {"name": 3}):
         with pytest.raises(FormatError):
-            recipe.values({"schema": TWO.to_json(), "fields": value}, TWO)
+            Recipe({"schema": TWO.to_json(), "fields": value}, TWO)
     if value is not None:
         with pytest.raises(FormatError):
-            recipe.datum(good | {"fields": {"a": value}}, TWO)
+            Recipe(good | {"fields": {"a": value}}, TWO)
 
 
 @pytest.mark.parametrize(
@@ -223,15 +223,15 @@ def test_hostile_parameters(value):
 )
 def test_hostile_schemas(schema):
     with pytest.raises(FormatError):
-        recipe.values({"schema": schema}, TWO)
+        Recipe({"schema": schema}, TWO)
 
 
 def test_random_bytes_never_do_harm():
     rng = np.random.default_rng(0)
     makers = [
-        recipe.values({"schema": TWO.to_json()}, TWO),
-        recipe.datum({"shape": [1, 2, 2], "floats": False, "sides": False}, TWO),
-        recipe.datum({"shape": None, "floats": False, "sides": True}, TWO),
+        Recipe({"schema": TWO.to_json()}, TWO),
+        Recipe({"name": "datum", "shape": [1, 2, 2], "floats": False, "sides": False}, TWO),
+        Recipe({"name": "datum", "shape": None, "floats": False, "sides": True}, TWO),
     ]
     for _ in range(300):
         n = int(rng.integers(1, 5))

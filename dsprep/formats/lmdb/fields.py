@@ -34,34 +34,25 @@ def describe_recipe(decoder: Values | Datum, fields: Sequence[tuple[str, Field]]
     return recipe
 
 
-def values(params: Mapping[str, Any], schema: Schema) -> Recipe:
-    """Return what decodes values of several ragged fields; `FormatError` for bad `params`."""
-    try:
-        return Recipe(Values(Schema.from_json(params.get("schema"))), params, schema)
-    except FormatError:
-        raise
-    except (DsprepError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
-        raise damaged_recipe("the schema of the values is damaged", found=error) from error
-
-
-def datum(params: Mapping[str, Any], schema: Schema) -> Recipe:
-    """Return what decodes Caffe's Datum messages; see `values`."""
-    try:
-        decoder = Datum.from_json(params)
-    except ValueError as error:
-        raise damaged_recipe("the recipe for Datum messages is damaged", found=error) from error
-    return Recipe(decoder, params, schema)
-
-
 class Recipe:
     """Decodes records that are LMDB values; see ``dsprep.reading.records``.
 
-    It gives those fields of `schema` that the recipe has; keys, for one, are not in values.
+    It gives those fields of `schema` that the recipe has; keys, for one, are not in values. Raises
+    `FormatError` if the recipe is damaged.
     """
 
-    def __init__(self, decoder: Values | Datum, params: Mapping[str, Any], schema: Schema) -> None:
-        self._decoder = decoder
-        known = {f.name: f for f in decoder.schema}
+    def __init__(self, params: Mapping[str, Any], schema: Schema) -> None:
+        self._decoder: Values | Datum
+        try:
+            if params.get("name") == "datum":
+                self._decoder = Datum.from_json(params)
+            else:
+                self._decoder = Values(Schema.from_json(params.get("schema")))
+        except FormatError:
+            raise
+        except (DsprepError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
+            raise damaged_recipe("what values hold is damaged", found=error) from error
+        known = {f.name: f for f in self._decoder.schema}
         names = params.get("fields", {name: name for name in known})
         if not isinstance(names, Mapping):
             raise damaged_recipe("the fields of a recipe are not an object", found=names)
