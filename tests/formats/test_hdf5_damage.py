@@ -20,6 +20,7 @@ from hdf5_files import HDF5, opened
 from support import STRUCT, random_array, random_batch, raw, schemas, write_batch
 
 import dsprep
+from dsprep.core.schema import Field, Schema
 from dsprep.errors import (
     DsprepError,
     FormatError,
@@ -47,6 +48,17 @@ def test_stand_ins_that_do_not_fit(tmp_path, text):
         file["x"].attrs["dsprep_dtype"] = np.bytes_(text)
     with pytest.raises(FormatError, match="dsprep_dtype"):
         opened(tmp_path / "a")
+
+
+def test_text_of_numbers_that_are_not_characters(tmp_path):
+    schema = Schema((Field("t", np.dtype("<U2")),))
+    write_batch(HDF5, tmp_path / "a", schema, {"t": np.array(["ab", "c"])})
+    with h5py.File(tmp_path / "a", "r+") as file:
+        file["t"][1, 1] = 0x110000
+    with opened(tmp_path / "a") as source:
+        assert source[0]["t"] == "ab"
+        with pytest.raises(FormatError, match="field t holds numbers that are not characters"):
+            source.read(0, 2)
 
 
 def test_hostile_sizes(tmp_path):
