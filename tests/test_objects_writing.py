@@ -421,8 +421,9 @@ def test_a_claim_that_is_replaced_while_it_is_looked_at(server, monkeypatch):
         return found
 
     monkeypatch.setattr(ObjectStore, "etag", replaced)
+    _, version = read_claim(target)
     with pytest.raises(TargetError, match="another process"):
-        read_claim(target)
+        write_claim(target, one, version)
 
 
 def test_what_is_being_replaced_by_another_format_is_not_complete(source, server, monkeypatch):

@@ -211,23 +211,6 @@ def test_names_that_cannot_be_exchanged(refusal, tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
 
 
-def test_a_directory_that_cannot_be_renamed_is_named(tmp_path, monkeypatch):
-    """As that of a lower layer of an overlay."""
-    monkeypatch.setattr(atomic, "exchange", lambda a, b: False)
-
-    def rename(self, target):
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(self))
-
-    make(tmp_path / "origin.h5", 1)
-    target = tmp_path / "set.zarr"
-    make(target, 2)
-    monkeypatch.setattr(Path, "rename", rename)
-    with pytest.raises(TargetError, match=r"cannot rename this directory.* another target"):
-        dsprep.convert(tmp_path / "origin.h5", target, overwrite=True, durable=False)
-    with dsprep.open(target) as source:
-        assert len(source) == 24
-
-
 def test_what_cannot_be_put_back_is_named(tmp_path, monkeypatch):
     target = tmp_path / "set.zarr"
     atomic.made_path(target).mkdir(parents=True)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from dsprep.cli import options as opt
 from dsprep.cli.report import (
     fail,
-    files_written,
     note,
     print_done,
     print_json,
@@ -106,7 +105,6 @@ def convert(
                 note(line)
         with progress_bar("convert", job.samples, job.payload, not json) as update:
             report = run_job(job, run, update)
-        files_written(job)
         if json:
             print_json({**vars(report), "rate": report.copied / max(report.seconds, 1e-9)})
             return

@@ -10,7 +10,6 @@ from dsprep.cli import options as opt
 from dsprep.cli.report import (
     Verbosity,
     current_verbosity,
-    files_written,
     note,
     print_done,
     print_json,
@@ -132,8 +131,6 @@ def repack(
             return
         with _progress_of_all(plan, not json) as progress:
             report = run_repack(plan, run, measure=measure, progress=progress)
-    for part in plan.parts:
-        files_written(part)
     if json:
         print_json(
             {

@@ -113,18 +113,6 @@ def step(name: str) -> Iterator[None]:
         detail(f"{name}: {time.monotonic() - began:.2f} s")
 
 
-def files_written(job: Job) -> None:
-    """Print the content of each output file, if that is requested."""
-    from dsprep.core.units import show_nbytes
-    from dsprep.storage.trees import tree_nbytes
-
-    if current_verbosity() < Verbosity.verbose:
-        return
-    for shard in job.shards:
-        path = job.target / shard.name if job.sharded else job.target
-        detail(f"wrote {path}: {len(shard):,} samples, {show_nbytes(tree_nbytes(path))}")
-
-
 def report_rows(report: Report, name: str = "") -> list[tuple[str, str]]:
     """Return what was written, for a person; `name`: of the split."""
     from dsprep.core.units import show_nbytes

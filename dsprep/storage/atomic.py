@@ -153,17 +153,7 @@ def put(made: Path, target: Path, aside: Path) -> bool:
         return True
     if exchange(made, target):
         return True
-    try:
-        target.rename(aside)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        raise TargetError(
-            "its file system cannot rename this directory, as overlays cannot that have it from "
-            "below; it is still what it was",
-            where=target,
-            fix="remove it and repeat the command, or choose another target",
-        ) from error
+    target.rename(aside)
     try:
         made.rename(target)
     except BaseException:

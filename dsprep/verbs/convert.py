@@ -24,7 +24,6 @@ from dsprep.writing.plan import (
     count_rows,
     is_cut,
     make_casts,
-    one_each,
     parse_range,
     payload_nbytes,
     plan_shards,
@@ -114,7 +113,7 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
         options=options.write,
         shards=shards,
         sharded=is_cut(options.samples_per_file, options.shard_nbytes),
-        losses=(*notes, *lost, *one_each(shards)),
+        losses=(*notes, *lost),
         payload=payload,
         largest=largest,
     )

@@ -47,7 +47,7 @@ from dsprep.writing.buffers import (
     within,
 )
 from dsprep.writing.job import Job, Report, RunOptions, admit
-from dsprep.writing.plan import PIECE_NBYTES, is_cut, one_each, plan_shards, shard_names
+from dsprep.writing.plan import PIECE_NBYTES, is_cut, plan_shards, shard_names
 from dsprep.writing.run import make
 from dsprep.writing.shuffle import ShuffledSource
 from dsprep.writing.split import assign, group_labels, parse_split
@@ -323,7 +323,6 @@ def _warnings(part: Job, options: RepackOptions) -> list[str]:
         ranks=options.ranks,
         epochs=options.epochs if part.split in TRAINING else None,
     )
-    lines += one_each(part.shards)
     lines += _padding(part, options)
     return [f"{part.split}: {text}" if part.split else text for text in lines]
 

@@ -31,7 +31,7 @@ from dsprep.writing.items.tasks import Function
 from dsprep.writing.job import Job, Progress, Report, RunOptions
 from dsprep.writing.run import make, run_job
 from dsprep.writing.samples.assemble import Assembler, checked_batch
-from dsprep.writing.samples.feed import Abandoned, FedSource
+from dsprep.writing.samples.feed import FedSource, abandoned
 from dsprep.writing.samples.spool import BLOCK_NBYTES, Spool
 from dsprep.writing.samples.values import Declared, declared, infer, infer_batch
 from dsprep.writing.staging import check_target
@@ -101,7 +101,7 @@ class Writer:
             raise TypeError(f"{min(unknown)!r} is not an option of dsprep.write")
         self._target = named_target(as_path(target))
         schema = options.get("schema")
-        self._given, self._all_given = declared(schema), isinstance(schema, Schema)
+        self._given, self._all = declared(schema), schema if isinstance(schema, Schema) else None
         given = options.get("length")
         self._length = None if given is None else at_least("length", given, 0)
         self._progress = options.get("progress")
@@ -158,7 +158,7 @@ class Writer:
         """
         packed = self._packed
         if packed is None:
-            packed = self._begin(self._schema_of(sample, infer))
+            packed = self._begin(self._all or infer(sample, self._given))
         if self._room <= 0:
             self._next(packed)
         packed.add(sample, self._count)
@@ -185,7 +185,7 @@ class Writer:
         """
         packed = self._packed
         if packed is None:
-            packed = self._begin(self._schema_of(batch, infer_batch))
+            packed = self._begin(self._all or infer_batch(batch, self._given))
         columns, count = checked_batch(batch, packed.schema, self._count)
         step = count
         if packed.ragged:
@@ -199,12 +199,6 @@ class Writer:
             done, self._count, self._room = done + some, self._count + some, self._room - some
             if packed.ragged and packed.nbytes >= BLOCK_NBYTES:
                 self._room = 0
-
-    def _schema_of(self, first: Any, read_schema: Any) -> Schema:
-        if self._all_given and self._given is not None:
-            return self._given
-        schema: Schema = read_schema(first, self._given)
-        return schema
 
     def _begin(self, schema: Schema) -> Assembler:
         """Prepare for samples of these fields; whatever is wrong with the target shows now."""
@@ -301,7 +295,7 @@ class _Stream:
     def _wait(self) -> None:
         self._allowed.wait()
         if self._source.abandoned:
-            raise Abandoned
+            raise abandoned()
 
     def next(self, packed: Assembler) -> int:
         """Give away what is filled in, and have the next samples put where they are wanted.
@@ -313,7 +307,7 @@ class _Stream:
         arrays = self._source.next()
         if arrays is None:
             self._report.result()
-            raise Abandoned
+            raise abandoned()
         packed.use(arrays)
         return packed.room
 

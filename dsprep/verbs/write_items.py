@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from dsprep.writing.items.calls import CONTINUED, Calls
 from dsprep.writing.items.parts import Failed, PartsSource, part_paths
 from dsprep.writing.items.tasks import check_main
 from dsprep.writing.job import Job, Progress, Report, RunOptions, admit
-from dsprep.writing.run import Output, make_in, open_staging, publish
+from dsprep.writing.run import make_in, open_staging, publish
 from dsprep.writing.staging import START, Staging, published
 from dsprep.writing.tasks import begin_attempts
 
@@ -124,9 +124,17 @@ def write_items(
             return plan_repack(samples, target, repack, run).parts[0]
 
         samples = _called(staging, calls, workers, progress, plan)
-        output = _made(staging, calls, plan(samples), run, workers, progress)
+        job = plan(samples)
+        job = replace(job, recipe={**job.recipe, **calls.lineage()})
+        staging.reset("items")  # what was written of these, perhaps with other groups
+        tell = None if progress is None else lambda done, _: progress(done, job.samples)
+        with job.source:
+            threads = admit(job, run.workers, run.memory)
+            others = None if type(workers) is ThreadPoolExecutor else workers
+            output = make_in(staging, job, threads, others, progress=tell)
         report, counts = publish([output])[0], calls.counts()
-        notes = (*_notes(calls.resumed, counts), *report.notes)
+        told = CONTINUED.format(f"{calls.resumed:,}", f"{counts['items']:,}")
+        notes = (*[told][: calls.resumed], *report.notes)
         done = {**vars(report), **counts, "notes": notes, "seconds": time.monotonic() - began}
         return ItemsReport(**done)
 
@@ -155,24 +163,6 @@ def _called(
     return calls.source(directory)
 
 
-def _made(
-    staging: Staging,
-    calls: Calls,
-    job: Job,
-    run: RunOptions,
-    workers: Executor,
-    progress: Progress | None,
-) -> Output:
-    """Make the output of all samples."""
-    job = replace(job, recipe={**job.recipe, **calls.lineage()})
-    staging.reset("items")  # what was written of these, perhaps with other groups
-    with job.source:
-        threads = admit(job, run.workers, run.memory)
-        executor = None if type(workers) is ThreadPoolExecutor else workers
-        told = None if progress is None else lambda done, _: progress(done, job.samples)
-        return make_in(staging, job, threads, executor, progress=told)
-
-
 def _refuse(target: Path, job: Mapping[str, Any]) -> None:
     """Raise `TargetError` if an interrupted run of a function is there."""
     if isinstance(total := job.get("items"), int):
@@ -184,30 +174,10 @@ def _refuse(target: Path, job: Mapping[str, Any]) -> None:
         )
 
 
-@contextmanager
-def _opened(executor: str | Executor, workers: int | None) -> Iterator[Executor]:
+def _opened(executor: str | Executor, workers: int | None) -> AbstractContextManager[Any]:
     """Give who calls the function."""
     if isinstance(executor, Executor):
-        yield executor
-    elif executor == executors.THREADS:
-        with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)), "dsprep-item") as threads:
-            yield threads
-    else:
-        with executors.opened(executor, workers=workers) as opened:
-            assert opened is not None  # or it is threads
-            yield opened
-
-
-def _notes(resumed: int, counts: Mapping[str, Any]) -> tuple[str, ...]:
-    items, lines = f"{counts['items']:,}", []
-    if resumed:
-        lines.append(CONTINUED.format(f"{resumed:,}", items))
-    if counts["left_out"]:
-        lines.append(f"{counts['left_out']:,} of {items} items gave no sample")
-    if counts["failures"]:
-        first = counts["failed"][0]
-        lines.append(
-            f"{counts['failures']:,} of {items} items failed and were left out, first item "
-            f"{first.number} ({first.item}): {first.error}"
-        )
-    return tuple(lines)
+        return nullcontext(executor)
+    if executor == executors.THREADS:
+        return ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)), "dsprep-item")
+    return executors.opened(executor, workers=workers)

@@ -397,14 +397,3 @@ def stop_of(text: str | None) -> int | None:
     """
     match = re.fullmatch(r"\d*:(\d+)", text or "")
     return int(match[1]) or None if match else None
-
-
-def one_each(shards: Sequence[Shard]) -> list[str]:
-    """Return a warning where every one of several output files has one sample only."""
-    if len(shards) < 2 or max(map(len, shards)) > 1:
-        return []
-    text = (
-        f"each of the {len(shards):,} output files has one sample: opening a file costs more than "
-        "reading a sample, so a larger --shard-size or --samples-per-file is better"
-    )
-    return [text]

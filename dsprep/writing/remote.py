@@ -50,8 +50,6 @@ class Claim:
         Whether something was there when the run began.
     owner
         The process, see `locking.signature`; empty if it ended in an orderly way.
-    since
-        When that began, for people.
     sidecar
         The digest of the sidecar that makes it complete; empty until then.
     """
@@ -60,7 +58,6 @@ class Claim:
     run: str
     replaces: bool
     owner: str = ""
-    since: str = ""
     sidecar: str = ""
 
     def dump(self) -> bytes:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
-from dsprep.core.schema import Arena, Batch, Ragged, batch_nbytes
+from dsprep.core.schema import Arena, Batch, batch_nbytes
 from dsprep.formats.base import Source, State, Writer
 from dsprep.writing.plan import Cast, apply_casts
 
@@ -168,10 +168,5 @@ class ShardCopy:
 
 
 def _last_of(batch: Batch) -> Batch:
-    """Return a copy of the last sample."""
-    return {
-        name: Ragged.from_lengths(column[-1:].values.copy(), column.lengths[-1:], column.kind)
-        if isinstance(column, Ragged)
-        else column[-1:].copy()
-        for name, column in batch.items()
-    }
+    """Return the last sample, which no other piece of its thread takes the memory of."""
+    return {name: column[-1:] for name, column in batch.items()}

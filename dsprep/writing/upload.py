@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -81,15 +80,14 @@ class UploadStaging(Staging):
             raise TargetError(
                 "another process is writing it, or was killed",
                 where=self.target,
-                found=f"{claim.owner}, since {claim.since}",
+                found=claim.owner,
                 fix="wait for it to end; if it was killed, repeat the command on that machine to "
                 "continue it, or add --restart to discard what it left",
             )
 
     def _hold(self, claim: Claim) -> None:
         """Make the claim this process's, unless another one has changed it meanwhile."""
-        since = datetime.now(UTC).isoformat(timespec="seconds")
-        claim = replace(claim, owner=signature(), since=since)
+        claim = replace(claim, owner=signature())
         self._version = remote.write_claim(self._remote, claim, self._version)
         self._claim, self._is_held = claim, True
 

@@ -7,7 +7,6 @@ version of the object that was opened (If-Match), and the version that the answe
 compared, too: bytes of another version are never delivered.
 
 What is in flight is bounded by bytes, which is what memory and bandwidth know of, and by requests.
-A store that asks to slow down (503, 429) halves the latter.
 """
 
 from __future__ import annotations
@@ -45,9 +44,6 @@ that is asked for comes late and together, and then nothing is under way."""
 
 CEILING = 256
 """Requests in flight at most."""
-
-FLOOR = 4
-"""Requests in flight that a store which asks to slow down is still sent."""
 
 NEAR = 64 << 10
 """Bytes between two ranges that are read along: fewer than what comes in the time that a request of
@@ -178,14 +174,11 @@ class _Flight:
 
     nbytes: int = 0
     requests: int = 0
-    ceiling: float = CEILING
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
     def has_entered(self, nbytes: int) -> bool:
         """Count a request of so many bytes, if it may be made at once; return whether it may."""
-        if self.requests and (
-            self.requests >= self.ceiling or self.nbytes + nbytes > BUDGET_NBYTES
-        ):
+        if self.requests and (self.requests >= CEILING or self.nbytes + nbytes > BUDGET_NBYTES):
             return False
         self.requests, self.nbytes = self.requests + 1, self.nbytes + nbytes
         return True
@@ -200,7 +193,7 @@ class _Flight:
             except asyncio.CancelledError:
                 self._wake()  # it may have been this one's turn
                 raise
-        if self.nbytes < BUDGET_NBYTES and self.requests < self.ceiling:
+        if self.nbytes < BUDGET_NBYTES and self.requests < CEILING:
             self._wake()
 
     def leave(self, nbytes: int) -> None:
@@ -341,8 +334,6 @@ class Requests:
                 raise refused(version.name, error) from error
             except (exceptions.BaseError, TimeoutError, OSError) as error:
                 problem = brief(error)
-                if any(word in problem for word in ("503", "429", "SlowDown")):
-                    self._flight.ceiling = max(FLOOR, self._flight.ceiling / 2)
             finally:
                 self._flight.leave(nbytes)
         text = f"cannot be read at offset {start} after {TRIES} tries: {problem}"
@@ -357,8 +348,6 @@ class Requests:
             raise OSError(errno.EIO, f"{len(body)} bytes came of {stop - start}")
         counters.requests += 1
         counters.nbytes += len(body)
-        flight = self._flight
-        flight.ceiling = min(CEILING, flight.ceiling + 1 / flight.ceiling)
         return body
 
 

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -51,8 +51,7 @@ from dsprep.storage.scatter import Runs, one_range
 from dsprep.storage.trees import SIDECARS
 
 EDGE_NBYTES = 256 << 10
-"""Bytes that are fetched of an object at once when it is opened, and of its end when that is read:
-where formats have their structure."""
+"""Bytes that are fetched of an object at once when it is opened: where formats have structure."""
 
 BLOCK_NBYTES = 1 << 20
 """Bytes that are fetched at a time of what lies between, for reads of fewer."""
@@ -85,15 +84,11 @@ _PLAIN = ("http", "https")
 class ObjectFile(Handle):
     """One version of an object."""
 
-    def __init__(
-        self, version: Version, head: bytes = b"", keep: Callable[[bytes], None] | None = None
-    ) -> None:
+    def __init__(self, version: Version, head: bytes = b"") -> None:
         self.name, self.nbytes, self.version = version.name, version.nbytes, version
         self.mtime_ns = version.modified
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
-        self._edges = {0: head} if head else dict[int, bytes]()
-        self._last, self._ahead = -1, 1
-        self._keep = keep
+        self._head, self._last, self._ahead = head, -1, 1
         self._lock = threading.Lock()
 
     @override
@@ -109,16 +104,17 @@ class ObjectFile(Handle):
         if stop - offset > BLOCK_NBYTES:
             return requests().fetch(self.version, offset, stop)
         with self._lock:
-            return self._edge(offset, stop) or self._between(offset, stop)
+            if stop <= len(self._head):
+                return self._head[offset:stop]
+            return self._between(offset, stop)
 
     @override
     def pread_blocks(self, nbytes: int, offsets: Sequence[int]) -> list[bytes]:
         blocks: dict[int, Any] = {}
         ends = [min(offset + nbytes, self.nbytes) for offset in offsets]
-        for begin, data in self._edges.items():
-            for at, end in zip(offsets, ends, strict=True):
-                if begin <= at < end <= begin + len(data):
-                    blocks[at] = data[at - begin : end - begin]
+        for at, end in zip(offsets, ends, strict=True):
+            if at < end <= len(self._head):
+                blocks[at] = self._head[at:end]
         requests().read(
             [
                 Part(self.version, at, end, partial(blocks.__setitem__, at))
@@ -134,20 +130,6 @@ class ObjectFile(Handle):
         nbytes = out.nbytes
         if nbytes:
             self.read_range(offset, np.array([[out.ctypes.data, nbytes]], np.int64))
-
-    def _edge(self, start: int, stop: int) -> bytes | None:
-        """Return bytes of the beginning or the end, None for others."""
-        tail = max(0, self.nbytes - EDGE_NBYTES)
-        if self._keep is not None and stop <= EDGE_NBYTES and 0 not in self._edges:
-            head = requests().fetch(self.version, 0, min(self.nbytes, EDGE_NBYTES))
-            self._edges[0] = head
-            self._keep(head)
-        elif 0 < tail <= start and tail not in self._edges:
-            self._edges[tail] = requests().fetch(self.version, tail, self.nbytes)
-        for at, data in self._edges.items():
-            if at <= start and stop <= at + len(data):
-                return data[start - at : stop - at]
-        return None
 
     def _between(self, start: int, stop: int) -> bytes:
         numbers = range(start // BLOCK_NBYTES, (stop - 1) // BLOCK_NBYTES + 1)
@@ -338,11 +320,7 @@ class ObjectStore(Store):
         if known is not None and known.etag:
             (reading, _), key = self._split(name)
             return ObjectFile(Version(reading, key, path, known.nbytes, known.etag))
-        kept = self._kept(name)
-        if kept is None or kept[0] is None:
-            return ObjectFile(*self.look(path, head=True))
-        version, head = kept[0], kept[1]
-        return ObjectFile(version, head, lambda data: self._note(name, (version, data)))
+        return ObjectFile(*self.look(path, head=True))
 
     @override
     def etag(self, name: str) -> str:

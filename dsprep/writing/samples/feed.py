@@ -17,11 +17,9 @@ from dsprep.formats.base import Source
 from dsprep.layout.describe import FieldStorage
 
 
-class Abandoned(DsprepError):
-    """The program gives no more samples, as something went wrong there."""
-
-    def __init__(self) -> None:
-        super().__init__("the program that gives the samples has stopped")
+def abandoned() -> DsprepError:
+    """Return the error where the program gives no more samples, as something went wrong there."""
+    return DsprepError("the program that gives the samples has stopped")
 
 
 class GivenSource(Source):
@@ -79,10 +77,10 @@ class FedSource(GivenSource):
             self._requests[start] = arrays, filled
             self._changed.notify_all()
             if self.abandoned:
-                raise Abandoned
+                raise abandoned()
         filled.wait()
         if self.abandoned:
-            raise Abandoned
+            raise abandoned()
         return dict(arrays)
 
     def give(self) -> None:
@@ -109,7 +107,7 @@ class FedSource(GivenSource):
             return arrays
 
     def abandon(self) -> None:
-        """Let every read, now and later, raise `Abandoned`."""
+        """Let every read, now and later, raise `abandoned`."""
         with self._changed:
             self.abandoned = True
             for _, filled in self._requests.values():
