@@ -48,11 +48,6 @@ TABLES = {
 """What is in directories of tables that keep overwritten rows in files, and what reads them."""
 
 
-def certain(path: Path, expected: Sequence[str]) -> FormatError | None:
-    """Return `refused` if the first bytes of a file say what it is, else None."""
-    return refused(path, expected) if path.is_file() and _known(_head(path)) else None
-
-
 def refused(path: Path, expected: Sequence[str]) -> FormatError:
     """Return the error for a file that no format reads, where those of `expected` would be."""
     head = _head(path) if path.is_file() else b""

@@ -78,16 +78,16 @@ class MissingError(DsprepError, FileNotFoundError):
 
 
 def changes(
-    content: Content, dataset: Path, which: Literal["all", "some", "unnamed", "alone"] = "all"
+    content: Content, dataset: Path, which: Literal["all", "unnamed", "alone"] = "all"
 ) -> list[str]:
     """Return how the files differ from what a sidecar says, one clause each.
 
     Parameters
     ----------
     which
-        Which files to look at: ``"all"``; ``"some"``, at most `CHECKED`, spread evenly; or, of
-        those, ``"unnamed"`` ones: not objects whose version is recorded, since reading names it;
-        or, of these, ``"alone"``: not directories of many files.
+        Which files to look at: ``"all"``; of at most `CHECKED`, spread evenly, ``"unnamed"`` ones:
+        not objects whose version is recorded, since reading names it; or, of these, ``"alone"``:
+        not directories of many files.
 
     Raises
     ------
@@ -102,7 +102,7 @@ def changes(
     for i in chosen:
         file, recorded = dataset / files[i].path, files[i].identity
         named = recorded.is_object and isinstance(file, StorePath)
-        if (named and which in ("unnamed", "alone")) or (which == "alone" and recorded.files > 1):
+        if (named and which != "all") or (which == "alone" and recorded.files > 1):
             continue
         if how := recorded.changed(file, facts):
             lines.append(f"{file.name}: {how}")

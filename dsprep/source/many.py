@@ -115,9 +115,9 @@ def _open_file(format: Format, path: Path, options: OpenOptions, hint: Schema | 
         return format.open(path, options, hint)
     except FormatError as error:  # in directories, files are taken for what their names end in
         with closing(Candidate(path)) as candidate:
-            alike = format.recognises(candidate)
-        known = None if alike else foreign.certain(path, tuple(formats.FORMATS))
-        raise known or error from error
+            if format.recognises(candidate):
+                raise
+        raise foreign.refused(path, tuple(formats.FORMATS)) from error
 
 
 def survey_options(options: OpenOptions) -> OpenOptions:
