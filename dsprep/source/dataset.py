@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from dsprep.core.schema import Field, FieldSpec, Schema, with_others
+from dsprep.core.schema import Field, FieldSpec, with_others
 from dsprep.errors import DsprepError, UsageError
 from dsprep.formats.base import Format, Source
 from dsprep.formats.fields import MissingField, wanted
@@ -142,7 +142,8 @@ def _open(
             fix = "write it again with these options: dsprep provenance, or leave them out"
         raise UsageError(problem, where=names[0] if known is None else known[2], fix=fix)
     if source is None:
-        hint = None if known is None else _type_hint(known[0])
+        # Fields that options renamed, left out or took apart are not those of the files.
+        hint = None if known is None or known[0].reading else known[0].schema
         marks = identities_of(names) if marked else ()
         some = names if inspected is None or len(names) <= MANY else _spread(names, inspected)
         native = open_native(format, some, options, hint, notes, progress, identities=marks)
@@ -281,11 +282,3 @@ def _make_source(known: Known, options: OpenOptions, format: Format) -> SidecarS
     if content.files and opened.proofs.has_members(0):
         full = opened.proofs.once = True
     return SidecarSource(opened, chosen, "full" if full else "header")
-
-
-def _type_hint(content: spec.Content) -> Schema | None:
-    """Return the types that the format may not keep, None where options gave them.
-
-    Fields that options renamed, left out or took apart are not those of the files.
-    """
-    return None if content.reading else content.schema

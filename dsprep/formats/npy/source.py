@@ -52,11 +52,6 @@ PROVED = 64 << 20
 """Bytes of a stored ZIP member up to which its CRC-32 is compared when it is first read."""
 
 
-def _table_paths(spec: FieldSpec) -> list[str]:
-    """Return the paths of the index tables of a field."""
-    return [path for entry in spec.index for path in table_paths(entry)]
-
-
 def open_numpy(path: Path, options: OpenOptions, hint: Schema | None) -> LocatedSource:
     """Open a file, or a directory whose files are fields, for reading; see `base.Format.open`."""
     file = None if path.is_dir() else open_file(path)
@@ -98,7 +93,8 @@ def _arrays(
     options: OpenOptions,
     hint: Schema | None,
 ) -> Arrays:
-    named = [p for s in options.fields for p in (s.path, s.spelled, str(s), *_table_paths(s))]
+    tables = [p for s in options.fields for entry in s.index for p in table_paths(entry)]
+    named = [*(p for s in options.fields for p in (s.path, s.spelled, str(s))), *tables]
     names = {n for p in named for n in (p, name_of(p))}
     if file is None:
         return of_directory(path, names, opened)

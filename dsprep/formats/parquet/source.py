@@ -230,7 +230,7 @@ class ParquetSource(Source):
 
     def _complete_rows(self, leaves: Sequence[Leaf], options: OpenOptions) -> list[Ints | None]:
         """Return the numbers of the rows without nulls in each row group; None: all of them."""
-        if any(value is None for _, value in self._chosen_partitions()):
+        if any(self._partitions[n][1] is None for n in self._paths if n in self._partitions):
             return [np.zeros(0, np.int64)] * len(self._groups)
         doubtful = [x for x in leaves if (c := self._footer_nulls(x)) is None or any(c)]
         if not doubtful:
@@ -240,9 +240,6 @@ class ParquetSource(Source):
             parts[number].append(np.logical_and.reduce(masks))
         complete = [np.concatenate(mask_parts) for mask_parts in parts]
         return [None if mask.all() else np.flatnonzero(mask) for mask in complete]
-
-    def _chosen_partitions(self) -> list[tuple[Field, object]]:
-        return [self._partitions[n] for n in self._paths if n in self._partitions]
 
     def _group(self, number: int) -> str:
         return f"{self.path}, row group {number}"

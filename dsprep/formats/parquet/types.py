@@ -157,7 +157,7 @@ def _field(name: str, f: Any) -> Field:
     if _is_text(of):
         if shape:
             raise UnsupportedError(f"lists of {of} are not a field")
-        text = pa.types.is_string(of) or pa.types.is_large_string(of) or _is(of, "string_view")
+        text = pa.types.is_string(of) or pa.types.is_large_string(of) or str(of) == "string_view"
         return Field.opaque(name, "str" if text else "bytes")
     if pa.types.is_timestamp(of) and of.tz is not None:
         attrs = {"timezone": of.tz}
@@ -196,10 +196,6 @@ def _innermost(of: Any) -> Any:
     while _is_list(of):
         of = stored(of.value_type)
     return of
-
-
-def _is(of: Any, name: str) -> bool:
-    return str(of) == name
 
 
 def _is_list(of: Any) -> bool:
@@ -352,13 +348,11 @@ def _lists(array: Any) -> tuple[Ints, Any]:
         items = array.values.slice(array.offset * each, len(array) * each)
         return np.arange(len(array) + 1, dtype=np.int64) * each, items
     offsets = _offsets(array)
-    items = array.values if not pa.types.is_map(array.type) else _entries(array)
+    if pa.types.is_map(array.type):  # structs of a key and a value
+        items = pa.StructArray.from_arrays([array.keys, array.items], ["key", "value"])
+    else:
+        items = array.values
     return offsets - offsets[0], items.slice(offsets[0], offsets[-1] - offsets[0])
-
-
-def _entries(array: Any) -> Any:
-    """Return the entries of maps as structs of a key and a value."""
-    return arrow().StructArray.from_arrays([array.keys, array.items], ["key", "value"])
 
 
 def _text(array: Any, kind: Kind) -> Ragged:
