@@ -146,8 +146,9 @@ def _open(
         hint = None if known is None or known[0].reading else known[0].schema
         marks = identities_of(names) if marked else ()
         some = names if inspected is None or len(names) <= MANY else _spread(names, inspected)
-        native = open_native(format, some, options, hint, notes, progress, identities=marks)
+        native = open_native(format, some, options, hint, notes, progress)
         native.unopened, native.named = len(names) - len(some), tuple(map(str, named))
+        native.known = marks
         return native
     beside = None if at is None else at.absolute()
     source.format, source.options, source.named = format.name, options, tuple(map(str, named))

@@ -41,7 +41,7 @@ from dsprep.layout.laws import Affine
 from dsprep.layout.model import FileLayout, Given
 from dsprep.sidecar import spec
 from dsprep.source.turned import is_turned, open_turned
-from dsprep.storage.identity import Identities, Identity
+from dsprep.storage.identity import Identity
 from dsprep.storage.paths import Candidate, common_path
 
 RESCALING = ("scale_factor", "add_offset", "_Unsigned", "classes")
@@ -56,7 +56,6 @@ def open_native(
     notes: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
     *,
-    identities: Identities = (),
     first: int = 0,
     surveyed: Iterable[Surveyed] = (),
 ) -> Dataset:
@@ -66,8 +65,6 @@ def open_native(
     ----------
     schema
         Types that the format does not keep.
-    identities
-        What the files were before; empty: not compared.
     first
         The number of the first file among those of the dataset.
     surveyed
@@ -82,9 +79,7 @@ def open_native(
             options = replace(options, fields=with_others(options.fields, own_schema.names))
             schema = own_schema if format.infers else schema
         surveyed = ()
-    source = Dataset(format, paths, options, schema, notes, progress, first, surveyed)
-    source.known = identities
-    return source
+    return Dataset(format, paths, options, schema, notes, progress, first, surveyed)
 
 
 def _open_again(
