@@ -412,8 +412,8 @@ def test_zip_bombs_are_refused(tmp_path: Path) -> None:
     at = data.rindex(b"PK\1\2")
     data[at + 24 : at + 28] = struct.pack("<I", 2**31)
     path.write_bytes(data)
-    with pytest.raises(FormatError, match="too large"):
-        opened(path)
+    with opened(path) as source, pytest.raises(FormatError, match="too large"):
+        source.read(0, 1)
 
 
 def test_groups_without_end_are_refused(tmp_path: Path) -> None:
