@@ -17,6 +17,7 @@ from test_changes import COUNT, SCHEMA, made
 import dsprep
 from dsprep.errors import TargetError
 from dsprep.sidecar import spec
+from dsprep.sidecar.proofs import Proofs
 from dsprep.sidecar.spec import Content, sidecar_path
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage import nodes
@@ -78,7 +79,7 @@ def assert_used(path: Path, monkeypatch) -> None:
     """Assert that a sidecar is used without a warning, and that no checksums are compared."""
     with monkeypatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("error")
-        patch.setattr(dsprep.Sidecar, "wrong_sums", lambda *_: pytest.fail("checksums"))
+        patch.setattr(Proofs, "check_file", lambda *_: pytest.fail("checksums"))
         with dsprep.open(path) as source:
             assert isinstance(source, SidecarSource)
             assert_same_batch(source[:], random_batch(SCHEMA, COUNT, seed=1), SCHEMA)

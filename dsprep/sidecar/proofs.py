@@ -327,6 +327,16 @@ class Proofs:
             for name in by_kind.get(kind, ()):
                 self._check_ranges(number, kind, name, local)
 
+    def check_file(self, number: int) -> None:
+        """Raise `FormatError` if a checksum of a whole file, or else of its groups, is wrong."""
+        sums = self._sums(number)
+        for i in range(len(sums.blocks)):
+            self._block(number, sums, i)
+        if not len(sums.blocks):
+            local = np.arange(self._sidecar.layout(number).count, dtype=np.int64)
+            kinds = self.kinds(number)
+            self.check(number, local, [n for n in kinds if kinds[n] in ("group", "rest")])
+
     # --- groups --------------------------------------------------------------------------------
 
     def bad_groups(

@@ -41,7 +41,6 @@ from dsprep.sidecar.proofs import BadGroup, Proofs
 from dsprep.sidecar.spec import Content
 from dsprep.storage.atomic import refuse_partial, restore, written_as
 from dsprep.storage.base import Handle
-from dsprep.storage.checksums import data_crc32c
 from dsprep.storage.local import DirectoryGuard
 from dsprep.storage.paths import StorePath, as_path
 from dsprep.storage.scatter import APART_NEAR
@@ -731,33 +730,6 @@ class Sidecar:
         groups = self.layout(number).groups
         own = self.content.files[number].crc32c is not None
         return own or (groups is not None and (groups.crc32c or groups.rest) is not None)
-
-    def wrong_sums(self, numbers: Sequence[int]) -> Iterator[str]:
-        """Yield where checksums of some files are wrong, one clause each.
-
-        Their own checksums are compared, or else those of their groups.
-
-        Raises
-        ------
-        FormatError, OSError
-            If the checksums are damaged, or a file cannot be read.
-        """
-        for number in numbers:
-            root, size = self.root(number), self.content.files[number].identity.nbytes
-            if (sums := self.proofs.block_sums(number)) is not None:
-                block, expected = sums
-                for k in range(len(expected)):
-                    begin, end = k * block, min(size, (k + 1) * block)
-                    crc = data_crc32c(root, begin, end)
-                    if crc != expected[k]:
-                        yield (
-                            f"{root.name}: the CRC-32C of bytes {begin:,} to {end:,} is {crc:#010x}"
-                            f", expected {int(expected[k]):#010x}"
-                        )
-            else:
-                for bad in self.proofs.bad_groups(number):
-                    crcs = f"({bad.actual:#010x}, expected {bad.expected:#010x})"
-                    yield f"{root.name}: {bad.message} {crcs}"
 
     def close(self) -> None:
         """Close all files; reading opens them again."""

@@ -10,11 +10,9 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +20,7 @@ import numpy as np
 from dsprep.core.schema import Array, Bytes, Ints
 from dsprep.errors import FormatError
 from dsprep.storage.base import Handle
-from dsprep.storage.paths import open_file
 from dsprep.storage.ranges import CALL_NBYTES, Buffer, as_bytes, pwrite_all
-from dsprep.storage.trees import sized_files
 
 _WINDOW = 4 << 20  # bytes read back at a time
 ONES = 0xFFFFFFFF
@@ -74,21 +70,6 @@ def read_crc32c(
     """
     for part in _windows(file, begin, end, window):
         crc = crc32c(part, crc)
-    return crc
-
-
-def data_crc32c(path: Path, begin: int, end: int) -> int:
-    """Return the CRC-32C of some bytes of a file, or of the data files of a directory by path.
-
-    Raises `FormatError` or `OSError` if they end first, or cannot be read.
-    """
-    crc = at = 0
-    for file, nbytes in sized_files(path):
-        low, high = max(begin, at), min(end, at + nbytes)
-        if low < high:
-            with closing(open_file(file)) as opened:
-                crc = read_crc32c(opened, low - at, high - at, crc)
-        at += nbytes
     return crc
 
 

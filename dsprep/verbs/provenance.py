@@ -198,7 +198,11 @@ def refresh(
         if content.layouts:
             with Sidecar(unnamed, dataset, path) as opened:
                 companion = opened.companion() or b""
-                changed = changed or list(opened.wrong_sums(other))
+                for i in other if not changed else ():
+                    try:
+                        opened.proofs.check_file(i)
+                    except FormatError as error:
+                        raise stale(str(error), path, dataset) from error
                 sums = all(opened.has_sums(i) for i in other)
         if changed:
             raise stale(changed[0], path, dataset)

@@ -3,7 +3,7 @@
 For each N it makes that many ``.npy`` files of one sample in DIR, 1,000 in a directory, does what
 people do with them, each in a process of its own, prints seconds, seconds of all its processors
 and MB of the largest of its processes, and removes them. ``--executor processes`` and the like go
-to the commands that find the samples.
+to the commands that find the samples; ``--keep`` leaves the files, and a later run takes them.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true")
     given = parser.parse_args()
     few = given.directory / "few" / "0000"
-    make(few.parent, 10)
+    if not few.exists():
+        make(few.parent, 10)
     found = ("--executor", given.executor, "--workers", given.workers)
     axis = ("--sample-axis", "none")
     subprocess.run([sys.executable, "-m", "dsprep", "provenance", few, *axis], check=True)
@@ -99,14 +100,15 @@ def main() -> None:
         if not data.exists():
             make(data, count)
         print(f"{count:,} files{'':24} seconds      cpu       MB")
-        run("inspect without a sidecar", "inspect", data, *axis)
-        run("provenance", "provenance", data, *axis, *found)
-        run("provenance again", "provenance", data, *found)
         beside = [data.with_name(f"{data.name}.dsprep.{kind}") for kind in ("json", "bin")]
+        if not beside[0].exists():
+            run("inspect without a sidecar", "inspect", data, *axis)
+            run("provenance", "provenance", data, *axis, *found)
         sizes = ", ".join(f"{p.stat().st_size / 1e6:.2f} MB" for p in beside if p.exists())
         print(f"the sidecar: {sizes}")
         run("the sidecar opened", data, few, python=OPENED)
         run("Reader, the first batch", data, python=BATCH)
+        run("provenance again", "provenance", data, *found)
         run("inspect", "inspect", data)
         run("repack --dry-run", "repack", data, given.directory / "out.h5", "--dry-run")
         if not given.keep:
