@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self, overload
@@ -129,7 +130,7 @@ class FileColumns(Sequence[FileEntry]):
         self._count = _whole(described["count"])
         self._numbers: dict[str, Array] = {}
         columns = described["columns"]
-        self._path = self._texts(columns["path"])
+        self._paths = self._texts(columns["path"])
         self._values = {k: self._column(k, columns[k]) for k in columns if k != "path"}
         self._row = lru_cache(maxsize=4096)(self._make_row)
         for key in _COUNTED:
@@ -186,7 +187,7 @@ class FileColumns(Sequence[FileEntry]):
     def _make_row(self, number: int) -> FileEntry:
         try:
             row = {key: value(number) for key, value in self._values.items()}
-            row["path"] = os.fsdecode(self._path(number))
+            row["path"] = os.fsdecode(_text(*self._paths, number))
             return FileEntry.from_json({**row.pop("unknown", {}), **row})
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(
@@ -197,7 +198,8 @@ class FileColumns(Sequence[FileEntry]):
 
     def paths(self) -> list[str]:
         """Return the paths of all files as they are stated, which are not checked."""
-        return [os.fsdecode(self._path(number)) for number in range(self._count)]
+        data, ends = self._paths[1].tobytes(), self._paths[0].tolist()
+        return [os.fsdecode(data[a:b]) for a, b in pairwise((0, *ends))]
 
     def numbers(self, key: str) -> Ints:
         """Return a number of every file, by its key; 0 where there is none."""
@@ -215,7 +217,7 @@ class FileColumns(Sequence[FileEntry]):
             return lambda number: column["all"]
         if "nbytes" in column and key not in _COUNTED:
             texts = self._texts(column)
-            return lambda number: json.loads(texts(number))
+            return lambda number: json.loads(_text(*texts, number))
         numbers = self._numbers[key] = self._array(column)
         if key == "sampled":
             return lambda number: f"{int(numbers[number]):016x}"
@@ -227,12 +229,17 @@ class FileColumns(Sequence[FileEntry]):
             raise ValueError("a column of files is not in the companion")
         return self.block[at : at + width * self._count].view(f"<u{width}")
 
-    def _texts(self, column: Mapping[str, Any]) -> Callable[[int], bytes]:
+    def _texts(self, column: Mapping[str, Any]) -> tuple[Array, Bytes]:
+        """Return where each text ends, and all of them."""
         ends, nbytes = self._array(column), _whole(column["nbytes"])
         texts = self.block[column["at"] + ends.nbytes :][:nbytes]
         if bool((ends[1:] < ends[:-1]).any()) or ends.max(initial=0) > len(texts):
             raise ValueError("a column of texts is not in the companion")
-        return lambda i: texts[int(ends[i - 1]) if i else 0 : int(ends[i])].tobytes()
+        return ends, texts
+
+
+def _text(ends: Array, texts: Bytes, i: int) -> bytes:
+    return texts[int(ends[i - 1]) if i else 0 : int(ends[i])].tobytes()
 
 
 def _whole(number: Any) -> int:

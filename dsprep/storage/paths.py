@@ -236,7 +236,8 @@ def common_path(paths: Sequence[Path]) -> Path:
     """
     first = paths[0]
     if not any(isinstance(path, StorePath) for path in paths):
-        return Path(os.path.commonpath(paths))
+        texts = [f"{path}/" for path in paths]  # what the first and the last share, all do
+        return Path(os.path.commonpath((min(texts), max(texts))))
     if len({path.parts[0] for path in paths}) > 1:
         raise UsageError(
             "files of different stores, or of one and a disk, are not one dataset",

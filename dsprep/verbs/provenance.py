@@ -26,7 +26,7 @@ from dsprep.source.files import find_dataset, find_files
 from dsprep.source.joined import refuse_join
 from dsprep.storage.atomic import refuse_partial, written_as
 from dsprep.storage.identity import Identity, identities_of, unchanged
-from dsprep.storage.paths import StorePath, as_path
+from dsprep.storage.paths import StorePath, all_absolute, as_path
 from dsprep.writing.create_sidecar import (
     CRC_BLOCK,
     Looked,
@@ -97,7 +97,7 @@ def provenance(
     options = options or OpenOptions()
     refuse_join(options.join, "provenance")
     format, files, notes = find_dataset(paths)
-    names = [path.absolute() for path in files]
+    names = all_absolute(files)
     refuse_partial(written_as(names))
     check_options(options, format.open_options, format.name)
     dataset = dataset_of(names)
