@@ -425,11 +425,14 @@ def _look_at(
     with nullcontext(looks.executor) if looks.executor else ThreadPoolExecutor(threads) as pool:
         for (k, _), found in executors.run(pool, look, named):
             done[k] = found
-            while at in done:
+            if looks.progress is not None and len(files) > 1:
+                looks.progress(min((at + len(done)) * step, len(numbers)), len(numbers))
+            while at in done and at < len(tasks) - 1:
                 yield from zip(tasks[at], done.pop(at), strict=True)
                 at += 1
-                if looks.progress is not None and len(files) > 1:
-                    looks.progress(min(at * step, len(numbers)), len(numbers))
+    # Who takes the last one may take no more: then the workers have ended their tasks.
+    for some in tasks[at:]:
+        yield from zip(some, done.pop(at), strict=True)
 
 
 def _look(
