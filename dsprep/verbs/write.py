@@ -29,10 +29,11 @@ from dsprep.verbs.write_items import write_items
 from dsprep.writing.items.calls import Calls
 from dsprep.writing.items.tasks import Function
 from dsprep.writing.job import Job, Progress, Report, RunOptions
+from dsprep.writing.plan import PIECE_NBYTES
 from dsprep.writing.run import make, run_job
 from dsprep.writing.samples.assemble import Assembler, checked_batch
 from dsprep.writing.samples.feed import FedSource, abandoned
-from dsprep.writing.samples.spool import BLOCK_NBYTES, Spool
+from dsprep.writing.samples.spool import Spool
 from dsprep.writing.samples.values import Declared, declared, infer, infer_batch
 from dsprep.writing.staging import check_target
 
@@ -164,7 +165,7 @@ class Writer:
         packed.add(sample, self._count)
         self._count += 1
         self._room -= 1
-        if packed.ragged and packed.nbytes >= BLOCK_NBYTES:
+        if packed.ragged and packed.nbytes >= PIECE_NBYTES:
             self._room = 0
 
     def extend(self, batch: Mapping[str, Any]) -> None:
@@ -189,7 +190,7 @@ class Writer:
         columns, count = checked_batch(batch, packed.schema, self._count)
         step = count
         if packed.ragged:
-            step = max(1, count * BLOCK_NBYTES // max(1, batch_nbytes(columns)))
+            step = max(1, count * PIECE_NBYTES // max(1, batch_nbytes(columns)))
         done = 0
         while done < count:
             if self._room <= 0:
@@ -197,7 +198,7 @@ class Writer:
             some = min(self._room, step, count - done)
             packed.extend(columns, done, done + some)
             done, self._count, self._room = done + some, self._count + some, self._room - some
-            if packed.ragged and packed.nbytes >= BLOCK_NBYTES:
+            if packed.ragged and packed.nbytes >= PIECE_NBYTES:
                 self._room = 0
 
     def _begin(self, schema: Schema) -> Assembler:
@@ -214,7 +215,7 @@ class Writer:
             plan_repack(FedSource(self._target, schema, 0), self._target, self._options, self._run)
             memory = min(KEPT_NBYTES, allowed_memory(self._run.memory) // SHARE)
             self._spool = Spool(self._target, schema, memory)
-            room = min(MOST, max(1, BLOCK_NBYTES // max(1, schema.fixed_nbytes)))
+            room = min(MOST, max(1, PIECE_NBYTES // max(1, schema.fixed_nbytes)))
             self._packed = Assembler(schema, room)
         return self._packed
 

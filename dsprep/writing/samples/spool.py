@@ -26,6 +26,7 @@ from dsprep.core.schema import (
     Array,
     Batch,
     Bytes,
+    Column,
     Ints,
     Ragged,
     Schema,
@@ -41,7 +42,7 @@ from dsprep.writing.samples.feed import GivenSource
 BLOCK_NBYTES = 1 << 20
 """Payload of a block, about: what is read of one to get a sample."""
 
-WAITING = 4
+WAITING = 2
 """Blocks that are in memory until they are written, at most."""
 
 
@@ -154,14 +155,29 @@ class Spool(BlockSource):
         while start < stop:
             first, end = self._firsts[number : number + 2]
             batch = self._kept.get(number)
+            some = slice(start - first, min(end, stop) - first)
             if batch is None:
-                at, after = self._offsets[number : number + 2]
-                data = new_array(arena, "spool.block", (after - at,), np.dtype(np.uint8))
-                pread_into(self._file.fileno(), data, at, f"{self.path}, temporary file")
-                batch = unpack(self.schema, data, end - first)
-            yield batch, slice(start - first, min(end, stop) - first)
+                batch, some = self._from_file(number, some, end - first, arena)
+            yield batch, some
             start, number = end, number + 1
         write_error(self._file.fileno())  # the system may drop what it failed to bring to the disk
+
+    def _from_file(
+        self, number: int, some: slice, count: int, arena: Arena | None
+    ) -> tuple[Batch, slice]:
+        """Return samples of a block in the file; of others only where rows differ in number."""
+        fd, at, batch = self._file.fileno(), self._offsets[number], dict[str, Column]()
+        where = f"{self.path}, temporary file"
+        if self.schema.ragged:
+            data = np.empty(self._offsets[number + 1] - at, np.uint8)
+            pread_into(fd, data, at, where)
+            return unpack(self.schema, data, count), some
+        for f in self.schema:
+            shape = (some.stop - some.start, *f.inner)
+            values = new_array(arena, f"spool.{f.name}", shape, f.dtype)
+            pread_into(fd, values, at + some.start * f.row_nbytes, where)
+            batch[f.name], at = values, at + count * f.row_nbytes
+        return batch, slice(0, some.stop - some.start)
 
     @override
     def rows(self, name: str, start: int, stop: int) -> Ints | None:
