@@ -231,10 +231,12 @@ class LocatedSource(Source):
 
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        if stop - start == 1 and self._single is not None:
-            one = self._single.read(start)
-            if one is not None:
-                return one
+        count = stop - start
+        fits = count == 1 or 0 < count * self.schema.fixed_nbytes <= LARGE
+        if self._single is not None and fits:
+            known = self._single.read(start, count, arena)
+            if known is not None:
+                return known
         return self._read(self.schema, start, stop, arena)
 
     @override

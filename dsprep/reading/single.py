@@ -1,4 +1,4 @@
-"""One sample, at little more than what the system calls cost.
+"""One sample, or consecutive ones of arrays, at little more than what the system calls cost.
 
 What does not depend on the sample is worked out once for a file and some of its fields: a function
 for each range of bytes that is read, and one for each field that is made of it. A sample that
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dsprep.core.schema import Batch, Bytes, Field, Ragged
+from dsprep.core.schema import Arena, Batch, Bytes, Field, Ragged, new_array
 from dsprep.core.schema import Column as Values
 from dsprep.layout.locate import rows_at
 from dsprep.layout.model import Column, FileLayout, OwnFiles, Part, Records
@@ -37,7 +37,7 @@ Contiguous: TypeAlias = tuple[str, int, int, tuple[int, ...], np.dtype[Any]]
 
 
 class Single:
-    """Reads some fields of any one sample of a file.
+    """Reads some fields of any one sample of a file, or of consecutive ones.
 
     Parameters
     ----------
@@ -94,22 +94,28 @@ class Single:
                     self._own.add(len(self._where))
                     self._where.append(_of_file(own))
 
-    def read(self, sample: int) -> Batch | None:
-        """Return the fields of a sample, or None; raises as `LayoutReader.read` does."""
+    def read(self, sample: int, count: int = 1, arena: Arena | None = None) -> Batch | None:
+        """Return the fields of `count` samples from `sample` on, at least one, or None.
+
+        Raises as `LayoutReader.read` does.
+        """
         out: Batch = {}
         if self._arrays is not None:  # straight into what is returned
             path, arrays = self._arrays
             file, offset = self._open(path), 0
-            if file.fd < 0 and len(arrays) > 1:
+            if file.fd < 0 and (count > 1 or len(arrays) > 1):
                 return None  # a plan asks a store for all of them at once
-            for name, first, size, shape, dtype in arrays:
+            for name, first, size, inner, dtype in arrays:
                 offset = first + sample * size
-                if offset + size > file.nbytes:
+                if offset + count * size > file.nbytes:
                     return None
-                out[name] = values = np.empty(shape, dtype)
+                key = f"sidecar.field.{name}"
+                out[name] = values = new_array(arena, key, (count, *inner), dtype)
                 file.pread_into(values, offset)
             file.check_same(offset)
             return out
+        if count > 1:
+            return None
         ranges = []
         for where in self._where:
             extent = where(sample)
@@ -166,7 +172,7 @@ def _arrays(layout: FileLayout, fields: Sequence[Field]) -> tuple[str, list[Cont
     if not arrays or any(a.base is None or a.path != arrays[0].path for a in arrays):
         return None
     each = [(f, a.base) for a in arrays for f, _ in a.fields if a.base is not None]
-    contiguous = [(f.name, base, f.row_nbytes, (1, *f.inner), f.dtype) for f, base in each]
+    contiguous = [(f.name, base, f.row_nbytes, f.inner, f.dtype) for f, base in each]
     return arrays[0].path, contiguous
 
 
