@@ -217,12 +217,14 @@ class RecordReader:
         if frame is not None:
             parts, before, after = [], frame.before, frame.after if verify == "full" else 0
         begins, ends = np.maximum(offsets - before, 0), offsets + lengths
-        ends = np.minimum(ends + after, file.nbytes)
-        pieces = [(begins, ends - begins)]
+        beyond = np.minimum(ends + after, file.nbytes)
+        pieces = [(offsets, lengths)]
         if parts:
             pieces = [(offsets + int(p.at or 0), _part_lengths(lengths, p, file)) for _, p in parts]
+        elif frame is not None:
+            pieces += [(begins, offsets - begins), (ends, beyond - ends)]
         nbytes = sum(int(sizes.sum()) for _, sizes in pieces)
-        begin, end = (int(begins.min()), int(ends.max())) if n else (0, 0)
+        begin, end = (int(begins.min()), int(beyond.max())) if n else (0, 0)
         step = int(offsets[1] - offsets[0]) if n > 1 else int(lengths.sum())
         even = bool((np.diff(offsets) == step).all()) and bool((lengths == lengths[:1]).all())
         # Values have to end up back to back, if they are ragged or no view has them: by preadv
@@ -232,34 +234,26 @@ class RecordReader:
         if n and not scattered and end - begin <= nbytes * WASTE + 4096 + n * SMALL:
             buffer = new_array(arena, "sidecar.range", (end - begin,), _U8)
             file.read_into(buffer, begin)
-            taken = [Taken(buffer, offsets - begin, lengths, step if even else 0)]
+            taken = [Taken(buffer, at - begin, sizes) for at, sizes in pieces]
+            taken[0] = Taken(buffer, offsets - begin, lengths, step if even else 0)
+            taken = taken[:1] if parts else taken
         else:
             taken = _read_pieces(file, pieces, arena, cut=bool(parts))
-            if frame is not None:
-                starts = taken[0].starts + offsets - begins
-                taken = [Taken(taken[0].buffer, starts, lengths)]
         if frame is not None:
-            self._verify(file, frame, taken[0], offsets, verify, label)
+            self._verify(frame, taken, offsets, verify, label)
         return taken
 
     def _verify(
-        self,
-        file: Handle,
-        frame: Frame,
-        taken: Taken,
-        offsets: Ints,
-        verify: Verify,
-        label: Label,
+        self, frame: Frame, taken: Sequence[Taken], offsets: Ints, verify: Verify, label: Label
     ) -> None:
-        """Compare records with what frames them, which was read along with them."""
-        buffer, starts, lengths = taken.buffer, taken.starts, taken.lengths
-        wide = np.minimum(offsets, frame.before)
-        bad = frame.wrong(_rows(buffer, starts - wide, wide, frame.before), offsets, lengths)
+        """Compare records with what is in front of them, and behind, which was read along."""
+        records, front, back = taken
+        rows = _rows(front.buffer, front.starts, front.lengths, frame.before)
+        bad = frame.wrong(rows, offsets, records.lengths)
         problem = "the bytes before the record are not those of a record of this size"
         if verify == "full" and not bad.any():
-            rest = np.minimum(file.nbytes - offsets - lengths, frame.after)
-            behind = _rows(buffer, starts + lengths, rest, frame.after)
-            wrong = frame.payload_wrong(buffer, starts, lengths, behind)
+            behind = _rows(back.buffer, back.starts, back.lengths, frame.after)
+            wrong = frame.payload_wrong(records.buffer, records.starts, records.lengths, behind)
             bad = bad if wrong is None else wrong
             problem = "the CRC of the payload is wrong"
         if bad.any():
