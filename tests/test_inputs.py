@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import pickle
 import warnings
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -17,6 +18,7 @@ import dsprep
 from dsprep import FieldSpec, OpenOptions
 from dsprep.errors import FormatError, LocatedWarning, SchemaError, UsageError
 from dsprep.reader import data
+from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import MissingError, StaleError
 
 EACH = 10
@@ -289,7 +291,36 @@ def test_two_ranks_have_one_sidecar(tmp_path):
     assert [p.name for p in tmp_path.iterdir() if ".tmp" in p.name] == []
 
 
-# --- the command line ------------------------------------------------------------------------
+def test_a_sidecar_that_appears_while_files_are_looked_at(folder, tmp_path, monkeypatch):
+    made, looked = dsprep.provenance(tmp_path / "d", write=False), []
+    beside = spec.beside
+
+    def slowly(path):
+        found = beside(path)
+        if path == folder[1]:  # the first file has been looked at, and its directory
+            made.save(durable=False)
+            looked.append(path)
+        return found
+
+    monkeypatch.setattr(spec, "beside", slowly)
+    with data.open_data(tmp_path / "d", note=False) as opened:
+        assert looked
+        assert opened.kept
+        assert len(opened) == 40
+
+
+def test_a_sidecar_whose_companion_is_there_first(folder, tmp_path, monkeypatch):
+    made = dsprep.provenance(tmp_path / "d", write=False)
+    companion = tmp_path / spec.companion_name(made.path)
+
+    def locate(*_):
+        companion.write_bytes(b"first")
+        monkeypatch.setattr("time.sleep", lambda _: made.save(durable=False))
+        return replace(made, companion=b"first")
+
+    monkeypatch.setattr(data, "locate", locate)
+    with data.open_data(tmp_path / "d", note=False) as opened:
+        assert opened.kept
 
 
 # --- loops that are left early ---------------------------------------------------------------

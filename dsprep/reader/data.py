@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import glob
 import shlex
+import time
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -127,13 +129,14 @@ def _reduced(located: tuple[Path, Path], files: Sequence[Path], follow: bool) ->
 
 def _find(format: Format, files: Sequence[Path], follow: bool) -> Sidecar | None:
     """Return the sidecar of some files, or the sidecars of all of them as one."""
-    located = spec.find_path(files)
+    look = lru_cache(maxsize=1024)(spec.find_beside)  # another process may just write one
+    located = spec.find_path(files, look=look)
     if located is not None:
         listed = {located[0] / entry.path for entry in spec.read(located[1]).files}
         if listed.issuperset(files) or not (format.keeps_types or listed.isdisjoint(files)):
             return _reduced(located, files, follow)
     dataset = common_path(files)
-    joined = join(files, dataset)
+    joined = join(files, dataset, look)
     if joined is None:
         return None
     content, companion = joined
@@ -163,6 +166,10 @@ def _located(
             made.save(durable=False, replace=False)
         except FileExistsError:  # another process was first
             why = f"{where.name} or its companion is of others"
+            for pause in spec.PAUSES:
+                if where.exists():
+                    break
+                time.sleep(pause)  # it has written the companion, which comes first
         except (OSError, UsageError) as error:  # the latter of a web server
             why = error.what if isinstance(error, DsprepError) else str(error)
         opened = _find(format, files, follow)

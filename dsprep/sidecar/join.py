@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from dsprep.sidecar.sidecar import Sidecar
 from dsprep.sidecar.spec import Content
 
 
-def join(files: Sequence[Path], dataset: Path) -> tuple[Content, bytes] | None:
+def join(
+    files: Sequence[Path], dataset: Path, look: Callable[[Path], Path | None]
+) -> tuple[Content, bytes] | None:
     """Return what the sidecars of some files state of them together, and their companion.
 
     Parameters
@@ -26,6 +28,9 @@ def join(files: Sequence[Path], dataset: Path) -> tuple[Content, bytes] | None:
         the directory that it is in.
     dataset
         The directory that has them all.
+    look
+        Returns the sidecar of a file or directory, if it has one: always the same answer, though
+        others may be writing it.
 
     Returns
     -------
@@ -43,7 +48,7 @@ def join(files: Sequence[Path], dataset: Path) -> tuple[Content, bytes] | None:
     layouts, entries = list[Mapping[str, Any]](), list[FileEntry]()
     companion, lacking = bytearray(), list[Path]()
     for file in files:
-        above, where = spec.find_path([file]) or (file, None)
+        above, where = spec.find_path([file], look=look) or (file, None)
         if where is not None and where not in parts:
             content = spec.read(where)
             known = {above / entry.path: entry for entry in content.files}

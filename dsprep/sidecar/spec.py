@@ -99,7 +99,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -539,7 +539,19 @@ def find(files: Sequence[Path], at: Path | None = None) -> tuple[Content, Path, 
     return reduced(read(where), dataset, files, where), dataset, where
 
 
-def find_path(files: Sequence[Path], at: Path | None = None) -> tuple[Path, Path] | None:
+def find_beside(dataset: Path) -> Path | None:
+    """Return the sidecar of `dataset`, None if there is none; `OSError` if that cannot be seen."""
+    where = beside(dataset)
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return where if stat.S_ISREG(where.stat().st_mode) else None
+    return None
+
+
+def find_path(
+    files: Sequence[Path],
+    at: Path | None = None,
+    look: Callable[[Path], Path | None] = find_beside,
+) -> tuple[Path, Path] | None:
     """Return the dataset of `files` that has a sidecar, and where that is; None without one.
 
     The dataset is the only file, or a directory that holds them all. If the sidecar is `at`
@@ -551,14 +563,7 @@ def find_path(files: Sequence[Path], at: Path | None = None) -> tuple[Path, Path
         listed = len(files) == 1 and any(common == above / p for p in read(at).paths())
         return (above if listed else common), at
     for dataset in [common, common.parent] if len(files) == 1 else [common]:
-        if not dataset.name:
-            continue
-        where = beside(dataset)
-        try:
-            mode = where.stat().st_mode
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        if stat.S_ISREG(mode):
+        if dataset.name and (where := look(dataset)) is not None:
             return dataset, where
     return None
 
