@@ -360,8 +360,8 @@ class Dataset(Source):
                     f"{name} of {field}: not as in {self.paths[0]}, so that equal numbers mean two "
                     "things",
                     where=path,
-                    expected=known.get((field, name), "none"),
-                    found=attrs.get((field, name), "none"),
+                    expected=self.schema[field].attrs.get(name, "none"),
+                    found=source.schema[field].attrs.get(name, "none"),
                     fix="take only files in which it is the same, leave the field out with "
                     "--field (of images: --labels none), or write the values with dsprep.write",
                 )
