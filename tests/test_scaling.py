@@ -88,7 +88,7 @@ def test_files_of_other_scales_are_refused_and_other_attributes_named(tmp_path):
     x, y = (FieldSpec(name, name) for name in "xy")
     with dsprep.open([a, b], OpenOptions(fields=(x, y))) as source:
         assert [n for n in source.notes if n.endswith("kept: units of y (in 1 of 2 files)")]
-    with pytest.raises(SchemaError, match=r"c.nc: scale_factor of x .*expected 0.5, found 0.25"):
+    with pytest.raises(SchemaError, match=r"c.nc: scale_factor of x:.*expected 0.5, found 0.25"):
         dsprep.open([a, c])
     with pytest.raises(SchemaError, match="field z is not in the other"):
         dsprep.open([a, b])
