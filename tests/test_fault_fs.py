@@ -310,6 +310,7 @@ def times_that_move(here: Here, target: str, seconds: float) -> None:
             patch.setattr(staging, "_clear", _interrupt)  # it has its name by then
             with pytest.raises(KeyboardInterrupt):
                 dsprep.convert(here.source, again)
+        assert again.exists()
         time.sleep(min(seconds, 0.05))
         report = dsprep.convert(here.source, again)
         assert report.resumed == COUNT, report

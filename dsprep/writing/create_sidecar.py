@@ -12,7 +12,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -32,7 +32,14 @@ from dsprep.core.schema import (
     differences,
     without_padding,
 )
-from dsprep.errors import DsprepError, FormatError, TargetError, UnsupportedError, UsageError
+from dsprep.errors import (
+    ChangedError,
+    DsprepError,
+    FormatError,
+    TargetError,
+    UnsupportedError,
+    UsageError,
+)
 from dsprep.formats.base import Format, Source, Writer
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.zip_members import stored_members
@@ -64,6 +71,9 @@ from dsprep.storage.trees import data_files
 Progress: TypeAlias = Callable[[int, int], None]
 
 THREADS = 8
+
+MOVES = 5
+"""How often the times of an output may move before something else must have changed it."""
 
 AT_ONCE = 256
 """Files that one task looks at, at most, and tasks that there are, at least."""
@@ -137,8 +147,20 @@ def describe(
     If the last sample is given, it is read back by the layout of the writer.
 
     The file is looked through where the writer does not know its layout. Where samples have no
-    offsets the sidecar says nothing of their places.
+    offsets the sidecar says nothing of their places. It is the writer's alone, but file systems may
+    still move the times of what has just been written: then it is looked at again.
     """
+    look = partial(_describe, format, schema, path, samples, writer, last)
+    for _ in range(MOVES):
+        with suppress(ChangedError):
+            return look()
+    return look()
+
+
+def _describe(
+    format: Format, schema: Schema, path: Path, samples: int, writer: Writer, last: Batch | None
+) -> Made:
+    """Do what `describe` does, while no time moves."""
     beside, groups, opened = spec.sidecar_path(path), writer.groups(), _opener(path)
     who, layout = Identity.of(path, format.facts(path)), writer.layout() if samples else None
     try:
