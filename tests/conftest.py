@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing.util
 import os
 import re
 import signal
@@ -36,6 +37,7 @@ def _temporary(tmp_path_factory):
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", folder)
         yield
+        multiprocessing.util._run_finalizers()  # its own directory is there, for the last time
 
 
 @pytest.fixture(autouse=True, scope="session")
