@@ -103,14 +103,6 @@ class RaggedRows:
     nested: list[tuple[str, str]] = field(default_factory=list)
 
 
-def find_tables(tree: ArrayTree, groups: Iterable[str], open_rows: Open) -> RaggedRows:
-    """Return the ragged fields in some groups, each with the tables that are beside it."""
-    ragged_rows = RaggedRows()
-    for group in groups:
-        _find_in(tree.inside(group), tree, open_rows, ragged_rows)
-    return ragged_rows
-
-
 def indexed(tree: ArrayTree, open_rows: Open) -> list[tuple[str, str]]:
     """Return the readings of rows by an array that divides them, whatever their names are."""
     readings, by_length = list[tuple[str, str]](), dict[tuple[int, ...], list[str]]()
@@ -314,10 +306,9 @@ def _candidates(paths: Sequence[str], tree: ArrayTree) -> Iterator[list[str]]:
     yield from ([path] for path in edges if tree.datasets[path].shape[0])
 
 
-def _find_in(
-    paths: Sequence[str], tree: ArrayTree, open_rows: Open, ragged_rows: RaggedRows
-) -> None:
-    """Find the ragged fields among the arrays of one group."""
+def find_tables(tree: ArrayTree, group: str, open_rows: Open, ragged_rows: RaggedRows) -> None:
+    """Find the ragged fields among the arrays of one group, with the tables beside them."""
+    paths = tree.inside(group)
     tables: dict[tuple[str, ...], IndexTable] = {}
     targets: dict[tuple[str, ...], list[str]] = {}
     for parts in sorted(map(tuple, _candidates(paths, tree)), key=lambda p: paths.index(p[0])):

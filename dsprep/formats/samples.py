@@ -199,7 +199,7 @@ def _doubt(arrays: Mapping[str, Sized], named: bool, grouped: bool) -> str:
         return "its arrays differ in their first axes"
     if any(not array.shape for array in arrays.values()):
         return "there are scalars beside arrays"
-    beside = side_by_side(arrays) if grouped and not named else []
+    beside = side_by_side(arrays) if grouped and not named and any("/" in n for n in arrays) else []
     if any(not each.odd and each.members != ("",) for each in beside):
         return "groups that are alike may be samples"
     inner = [shape for shape in counting.values() if len(shape) > 1]

@@ -81,9 +81,9 @@ def without_part(name: str) -> str:
 
 def check_arrays(arrays: Mapping[str, Sized], where: object) -> None:
     """Raise `AmbiguousError` if arrays of a file differ in nothing else than the part they name."""
-    names = [name for name in arrays if "/" not in name]
-    stems = Counter(map(without_part, names))
-    parts = [*by_part(n for n in names if stems[without_part(n)] > 1).values()]
+    stems = {name: without_part(name) for name in arrays if "/" not in name}
+    counts = Counter(stems.values())
+    parts = [*by_part(n for n, stem in stems.items() if counts[stem] > 1).values()]
     if len(parts) > 1:
         firsts = [choose({n: arrays[n] for n in part}, "first") for part in parts]
         raise AmbiguousError(

@@ -31,7 +31,7 @@ from dsprep.source.joined import (
     check_keys,
     check_lengths,
 )
-from dsprep.source.many import open_native, without
+from dsprep.source.many import Dataset, without
 from dsprep.storage.atomic import refuse_partial, written_as
 from dsprep.storage.identity import identities_of
 from dsprep.storage.paths import all_absolute, as_path
@@ -146,7 +146,7 @@ def _open(
         hint = None if known is None or known[0].reading else known[0].schema
         marks = identities_of(names) if marked else ()
         some = names if inspected is None or len(names) <= MANY else _spread(names, inspected)
-        native = open_native(format, some, options, hint, notes, progress)
+        native = Dataset(format, some, options, hint, notes, progress)
         native.unopened, native.named = len(names) - len(some), tuple(map(str, named))
         native.known = marks
         return native

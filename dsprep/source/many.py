@@ -48,44 +48,10 @@ RESCALING = ("scale_factor", "add_offset", "_Unsigned", "classes")
 """Attributes that say what a stored number stands for: a value, or a class."""
 
 
-def open_native(
-    format: Format,
-    paths: Sequence[Path],
-    options: OpenOptions,
-    schema: Schema | None = None,
-    notes: Sequence[str] = (),
-    progress: Callable[[int, int], None] | None = None,
-    *,
-    first: int = 0,
-    surveyed: Iterable[Surveyed] = (),
-) -> Dataset:
-    """Open files of one format by parsing them.
-
-    Parameters
-    ----------
-    schema
-        Types that the format does not keep.
-    first
-        The number of the first file among those of the dataset.
-    surveyed
-        See `Dataset`.
-    """
-    schema = None if schema is None else without(schema, options.file_field)
-    if any(s.name == OTHERS for s in options.fields):
-        every = replace(options, fields=())
-        with open_native(format, paths, every, schema, progress=progress) as all_of_them:
-            own_schema = without(all_of_them.schema, options.file_field)
-            notes = (*notes, *all_of_them.notes)
-            options = replace(options, fields=with_others(options.fields, own_schema.names))
-            schema = own_schema if format.infers else schema
-        surveyed = ()
-    return Dataset(format, paths, options, schema, notes, progress, first, surveyed)
-
-
 def _open_again(
     format: str, paths: Sequence[Path], options: OpenOptions, hint: Schema | None, first: int
 ) -> Dataset:
-    return open_native(formats.load(format), paths, options, hint, first=first)
+    return Dataset(formats.load(format), paths, options, hint, first=first)
 
 
 def _own_names(schema: Schema, options: OpenOptions) -> Schema:
@@ -100,21 +66,6 @@ def without(schema: Schema, name: str | None) -> Schema:
     return schema.replace(*(f for f in schema if f.name != name))
 
 
-def _open_file(format: Format, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-    """Open a file."""
-    if options.file_field is not None:
-        options = replace(options, file_field=None)
-    try:
-        if "sample_axis" in format.open_options and is_turned(options):
-            return open_turned(partial(format.open, path, hint=None), options, format)
-        return format.open(path, options, hint)
-    except FormatError as error:  # in directories, files are taken for what their names end in
-        with closing(Candidate(path)) as candidate:
-            if format.recognises(candidate):
-                raise
-        raise foreign.refused(path, tuple(formats.FORMATS)) from error
-
-
 def survey_options(options: OpenOptions) -> OpenOptions:
     """Return how files are looked at from all of which fields are inferred: by their own names."""
     names = dict.fromkeys(s.path for s in options.fields)
@@ -126,18 +77,25 @@ def open_alone(
 ) -> Source:
     """Open a file; while fields are inferred, those that only other files have are left out."""
     missing: MissingField | None = None
+    options = replace(options, file_field=None)
     while True:
         try:
-            return _open_file(format, path, options, hint)
+            if "sample_axis" in format.open_options and is_turned(options):
+                return open_turned(partial(format.open, path, hint=None), options, format)
+            return format.open(path, options, hint)
         except MissingField as error:
             rest = tuple(s for s in options.fields if s.path != error.path)
             if not inferring or len(rest) == len(options.fields):
                 raise
             options, missing = replace(options, fields=rest), error
         except DsprepError as error:
-            if missing is None or options.fields:
-                raise
-            raise missing from error  # the error is of fields that were not requested
+            if missing is not None and not options.fields:
+                raise missing from error  # the error is of fields that were not requested
+            if isinstance(error, FormatError):  # in directories, names' ends tell formats
+                with closing(Candidate(path)) as candidate:
+                    if not format.recognises(candidate):
+                        raise foreign.refused(path, tuple(formats.FORMATS)) from error
+            raise
 
 
 def _with_hinted_attrs(schema: Schema, hint: Schema) -> Schema:
@@ -221,6 +179,14 @@ class Dataset(Source):
         first: int = 0,
         surveyed: Iterable[Surveyed] = (),
     ) -> None:
+        hint = None if hint is None else without(hint, options.file_field)
+        if any(s.name == OTHERS for s in options.fields):
+            every = replace(options, fields=())
+            with Dataset(format, paths, every, hint, progress=progress) as all_of_them:
+                own_schema = without(all_of_them.schema, options.file_field)
+                notes = (*notes, *all_of_them.notes)
+            options = replace(options, fields=with_others(options.fields, own_schema.names))
+            hint, surveyed = own_schema if format.infers else hint, ()
         self._format, self.format, self.paths, self.first = format, format.name, [*paths], first
         self.options, self.hint = options, hint
         self.max_open = format.max_open  # may be changed while it is used
@@ -262,23 +228,28 @@ class Dataset(Source):
         latest: Schema | None = None
         if self._inferring:
             self.options = survey_options(options)
-        for i, source in self._each(progress, surveyed):
-            counts[i] = len(source)
-            if source.schema is latest and len(source):
+        for i, path in enumerate(self.paths):
+            told = next(surveyed, None)
+            with self.file(i) if told is None else nullcontext(told) as source:
+                schema, counts[i] = source.schema, len(source)
+                if i == 0:
+                    self.schema, self.version = schema, source.version
+                    self.others, self.random_access = source.others, source.random_access
+                self._note(i, source)
+            if progress is not None and len(self.paths) > 1:
+                progress(i + 1, len(self.paths))
+            if schema is latest and counts[i]:
                 continue
-            latest = source.schema
-            if i == 0:
-                self.schema, self.version = source.schema, source.version
-                self.others, self.random_access = source.others, source.random_access
+            latest = schema
             if not self._inferring:
-                if differences(self.schema, source.schema):
-                    raise self._disagree(self.paths[i], self.schema, source.schema)
+                if differences(self.schema, schema):
+                    raise self._disagree(path, self.schema, schema)
             elif known is None:
-                known = source.schema if len(source) else None
-            elif len(source):
-                merged = self._format.merge(known, source.schema, self.options)
+                known = schema if counts[i] else None
+            elif counts[i]:
+                merged = self._format.merge(known, schema, self.options)
                 if merged is None:
-                    raise self._disagree(self.paths[i], known, source.schema)
+                    raise self._disagree(path, known, schema)
                 known = merged
         one = known is not None and len(known) == 1 and options.sample_axis == "auto"
         if one and self._format.doubtful:
@@ -322,34 +293,18 @@ class Dataset(Source):
         if name is not None:
             self.schema = self.schema.replace(*self.schema, Field(name, np.dtype("<i8")))
 
-    def _each(
-        self, progress: Callable[[int, int], None] | None, surveyed: Iterator[Surveyed]
-    ) -> Iterator[tuple[int, Source | Surveyed]]:
-        """Yield every file, opened unless it was surveyed, and collect notes."""
-        known: dict[tuple[str, str], str] = {}
-        for i in range(len(self.paths)):
-            told = next(surveyed, None)
-            with self.file(i) if told is None else nullcontext(told) as source:
-                self._note_counts.update(source.notes)
-                self.dropped += source.dropped
-                if len(self.paths) > 1:
-                    if not len(source):
-                        self._note_counts["there are no samples"] += 1
-                    attrs = attributes_text(source.schema)
-                    known = known if i else attrs
-                    self._compare_attributes(self.paths[i], source, known, attrs)
-                yield i, source
-            if progress is not None and len(self.paths) > 1:
-                progress(i + 1, len(self.paths))
-
-    def _compare_attributes(
-        self,
-        path: Path,
-        source: Source | Surveyed,
-        known: dict[tuple[str, str], str],
-        attrs: dict[tuple[str, str], str],
-    ) -> None:
-        """Note other attributes than those of the first file; some change what values mean."""
+    def _note(self, index: int, source: Source | Surveyed) -> None:
+        """Note what a file tells, and other attributes than the first's; some change meanings."""
+        self._note_counts.update(source.notes)
+        self.dropped += source.dropped
+        if len(self.paths) == 1:
+            return
+        if not len(source):
+            self._note_counts["there are no samples"] += 1
+        attrs = attributes_text(source.schema)
+        if index == 0:
+            self._attrs = attrs
+        known = self._attrs
         unlike = [k for k in sorted({*known, *attrs}) if known.get(k) != attrs.get(k)]
         if not unlike:
             return
@@ -359,7 +314,7 @@ class Dataset(Source):
                 raise SchemaError(
                     f"{name} of {field}: not as in {self.paths[0]}, so that equal numbers mean two "
                     "things",
-                    where=path,
+                    where=self.paths[index],
                     expected=self.schema[field].attrs.get(name, "none"),
                     found=source.schema[field].attrs.get(name, "none"),
                     fix="take only files in which it is the same, leave the field out with "

@@ -241,7 +241,7 @@ def read_files(parts: Sequence[tuple[int, Runs, object]]) -> tuple[int, int]:
     calls = nbytes = 0
     own_ring = ring() if sum(len(runs.starts) for _, runs, _ in parts) >= SEVERAL else None
     if own_ring is None:
-        results = [_one_by_one(fd, runs) for fd, runs, _ in parts]
+        results = [*map(_one_by_one, parts)]
     else:
         requests = [runs.requests(fd) for fd, runs, _ in parts]
         if len(requests) == 1:
@@ -266,9 +266,9 @@ def read_files(parts: Sequence[tuple[int, Runs, object]]) -> tuple[int, int]:
     return calls, nbytes
 
 
-def _one_by_one(fd: int, runs: Runs) -> Ints:
+def _one_by_one(part: tuple[int, Runs, object]) -> Ints:
     """Read each range by a call; return what these return, or the negative number of an error."""
-    got: list[int] = []
+    (fd, runs, _), got = part, list[int]()
     lists = (runs.starts, *runs.vectors)
     for start, vector, count in zip(*(column.tolist() for column in lists), strict=True):
         done = _call(fd, vector, count, start)

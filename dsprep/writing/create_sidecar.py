@@ -57,7 +57,6 @@ from dsprep.source.many import (
     Surveyed,
     attributes_text,
     open_alone,
-    open_native,
     survey_options,
     without,
 )
@@ -169,7 +168,7 @@ def _describe(
             if last is not None:
                 _prove(layout, schema, path, opened, last)
         else:
-            with open_native(format, [path], OpenOptions(), schema) as source:
+            with Dataset(format, [path], OpenOptions(), schema) as source:
                 layout = _fitted(source, None)
         if groups is not None and samples:
             layout = _with_rest(replace(layout, groups=fit.fit_groups(groups)), opened)
@@ -312,7 +311,7 @@ def make(
     several = len(files) > 1 and all(s.name != OTHERS for s in options.fields)
     how = options, hint, format.infers and hint is None
     surveyed = _survey(format, files, how, looks, seen) if several else ()
-    with open_native(format, files, options, hint, notes, surveyed=surveyed) as source:
+    with Dataset(format, files, options, hint, notes, surveyed=surveyed) as source:
         fields = without(source.schema, source.options.file_field)
         if len(files) == 1:
             seen[0] = _see(source, format, looks, confirm=hint is not None)

@@ -6,6 +6,7 @@ index tables by `dsprep.formats.hdf5.structure`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -117,7 +118,14 @@ class Fields:
         if self._stated.refused and self._mode == "auto" and not self._specs and not self._own:
             reason, fix = self._stated.refused
             raise SchemaError(reason, where=self._path, fix=f"{fix}, or name fields: --field NAME")
-        axis, fields = self._choose()
+        with hdf5_errors(self._path, "the fields cannot be found"):
+            routes = self._routes()
+        axis, fields = self._choose(routes), dict[str, AnyField]()
+        order = {path: i for i, path in enumerate(self._datasets)}
+        for name in sorted(axis.names, key=lambda n: order[routes[n][0]]):
+            found = self._field(name, *routes[name], axis.whole_file)
+            if found is not None:
+                fields[name] = found
         if not fields:
             raise self._nothing()
         if not self._specs:
@@ -173,10 +181,8 @@ class Fields:
 
     # --- datasets whose first axes count the samples ---
 
-    def _choose(self) -> tuple[samples.SampleAxis, dict[str, AnyField]]:
-        """Return what counts the samples, and the fields by name, in the file's order."""
-        with hdf5_errors(self._path, "the fields cannot be found"):
-            routes = self._routes()
+    def _choose(self, routes: Mapping[str, tuple[str, Route | None]]) -> samples.SampleAxis:
+        """Return what counts the samples."""
         arrays: dict[str, samples.Sized] = {}
         for name, (path, route) in routes.items():
             held = self._datasets[path]
@@ -200,13 +206,7 @@ class Fields:
             more=partial(indexed, self._tree(), self._open),
         )
         self._notes += axis.notes
-        order = {path: i for i, path in enumerate(self._datasets)}
-        fields = {}
-        for name in sorted(axis.names, key=lambda n: order[routes[n][0]]):
-            found = self._field(name, *routes[name], axis.whole_file)
-            if found is not None:
-                fields[name] = found
-        return axis, fields
+        return axis
 
     def _routes(self) -> dict[str, tuple[str, Route | None]]:
         """Return the path of each field's dataset, and how its rows are found if it is ragged.

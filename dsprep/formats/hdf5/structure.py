@@ -29,8 +29,10 @@ def discover(contents: Contents, tree: ArrayTree, open_rows: Open, *, own: bool)
         If a group states that it is in dsprep's encoding but is not.
     """
     stated = [name for name, names in contents.groups.items() if KIND_ATTRIBUTE in names]
-    others = [] if own else [name for name in contents.groups if name not in stated]
-    rows = find_tables(tree, others, open_rows)
+    rows = RaggedRows()
+    for name in () if own else contents.groups:
+        if name not in stated:
+            find_tables(tree, name, open_rows, rows)
     for name in stated:
         where, group = f"{contents.where}, field {name}", contents.open(name)
         capacity = marked(group, CAPACITY_ATTRIBUTE) or "0"

@@ -70,8 +70,8 @@ def open_numpy(path: Path, options: OpenOptions, hint: Schema | None) -> Located
 
         tree = ArrayTree(inside.arrays, {"": ()})
         ragged = RaggedRows()
-        if options.sample_axis != "none":
-            ragged = find_tables(tree, tree.groups, open_rows)
+        for group in tree.groups if options.sample_axis != "none" else ():
+            find_tables(tree, group, open_rows, ragged)
         known = [s for s in specs if s.index or s.path in inside.arrays]  # the others: `_parsed`
         routes = routes_of(known, tree, ragged, open_rows, path) if known or not specs else {}
         axis = _axis(routes, inside, options, path, partial(indexed, tree, open_rows))

@@ -210,7 +210,8 @@ class StoreFields:
             if any(OME & attrs.keys() or "ome" in attrs for attrs in groups.values()):
                 self.stated.refused = "this is an OME-Zarr image or plate", OME_FIX
             if options.sample_axis != "none":
-                rows = find_tables(tree, others, self._array)
+                for path in others:
+                    find_tables(tree, path, self._array, rows)
         for path in tree.groups.keys() - {*others}:
             kind, capacity = (groups[path].get(name, 0) for name in (KIND, CAPACITY))
             capacity = max(0, capacity) if isinstance(capacity, int) else 0

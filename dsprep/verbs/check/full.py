@@ -17,7 +17,7 @@ from dsprep.formats.options import OpenOptions
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.sidecar.spec import Content
-from dsprep.source.many import Dataset, open_native
+from dsprep.source.many import Dataset
 from dsprep.verbs.check.agreement import compare
 from dsprep.verbs.check.problems import CAUGHT, Problem, problem
 from dsprep.verbs.verify import differing_samples
@@ -55,7 +55,7 @@ def against_files(
         return problems
     try:
         options = OpenOptions.from_json(content.reading)
-        source = open_native(format, paths, options, content.schema)
+        source = Dataset(format, paths, options, content.schema)
     except CAUGHT as error:
         return [*problems, problem(error, dataset)]
     with source:
