@@ -20,7 +20,7 @@ from dsprep.errors import FormatError
 from dsprep.formats.base import Writer
 from dsprep.storage import durable as disk
 from dsprep.storage.trees import data_files
-from dsprep.writing import transfer
+from dsprep.writing import shards
 from dsprep.writing.plan import pieces
 from dsprep.writing.transfer import ShardCopy
 
@@ -213,14 +213,14 @@ def test_an_empty_shard_is_copied():
 def test_the_last_sample_is_read_back(verb, to, tmp_path, monkeypatch):
     samples = [{"x": np.full(i % 3, i), "y": i} for i in range(9)]
     dsprep.write(tmp_path / "in.h5", samples, schema={"x": "int64[None]"})
-    last_of = transfer._last_of
+    described = shards.describe
 
-    def other(batch):
-        return {**last_of(batch), "y": np.array([7])}
+    def other(*known):
+        return described(*known[:-1], {**known[-1], "y": np.array([7])})
 
     if verb is dsprep.convert:
         verb(tmp_path / "in.h5", tmp_path / "out", to=to)
-    monkeypatch.setattr(transfer, "_last_of", other)
+    monkeypatch.setattr(shards, "describe", other)
     with pytest.raises(FormatError, match="sample 8, field y"):
         verb(tmp_path / "in.h5", tmp_path / "other", to=to)
 

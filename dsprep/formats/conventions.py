@@ -111,13 +111,9 @@ def _put_aside(tree: ArrayTree, parts: list[str], reason: str, stated: Stated) -
 
 def _anndata(tree: ArrayTree, stated: Stated) -> None:
     """Keep aside what belongs to the variables of AnnData, which are its columns."""
-
-    def there(path: str) -> bool:
-        return path in tree.groups or path in tree.datasets
-
-    others: list[str] = []
+    there, others = {*tree.groups, *tree.datasets}, list[str]()
     for group in tree.groups:
-        if there(_within(group, "obs")) and there(_within(group, "var")):
+        if {_within(group, "obs"), _within(group, "var")} <= there:
             parts = ("var", "varm", "varp", "uns", "raw/var", "raw/varm", "varmap")
             others += [_within(group, part) for part in parts]
     if others:

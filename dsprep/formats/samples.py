@@ -123,18 +123,18 @@ def choose(
         if array.shape:
             by_axis[array.shape[0], "" if named else array.axis].append(name)
     filled = len({length for length, _ in by_axis if length > 0})
-
-    def along(length: int, axis: str) -> list[str]:
-        """Return the arrays along an axis, and those of its length whose axis has no name."""
-        return [*by_axis[length, axis], *(by_axis.get((length, ""), ()) if axis else ())]
+    along = {  # with those of its length whose axis has no name
+        (length, axis): [*names, *(by_axis.get((length, ""), ()) if axis else ())]
+        for (length, axis), names in by_axis.items()
+    }
 
     def weight(key: tuple[int, str]) -> tuple[bool, bool, int, int]:
-        names = along(*key)
+        names = along[key]
         shared = len(names) > 1 or filled == 1
         return key[0] > 0, shared, sum(arrays[n].nbytes for n in names), len(names)
 
     count, axis = max(by_axis, key=weight)
-    chosen = set(along(count, axis))
+    chosen = set(along[count, axis])
     names = tuple(n for n in arrays if n in chosen)
     axes = {arrays[n].axis for n in names}
     axis = axes.pop() if len(axes) == 1 else axis

@@ -69,14 +69,11 @@ def without_part(name: str) -> str:
     >>> [without_part(n) for n in ("x_train", "train/x", "trainX", "xtrain", "test_images_0")]
     ['x', 'x', 'X', 'x', 'images_0']
     """
-
-    def rest(match: re.Match[str]) -> str:
-        part = _PART.fullmatch(match[0])
-        if part is None:
-            return match[0]
-        return match[0][: part.start(1)]
-
-    return re.sub(r"[\W_]*([\W_])[\W_]*", r"\1", _WORDS.sub(rest, name)).strip("/_-. ")
+    rest = _WORDS.sub(
+        lambda word: word[0][: part.start(1)] if (part := _PART.fullmatch(word[0])) else word[0],
+        name,
+    )
+    return re.sub(r"[\W_]*([\W_])[\W_]*", r"\1", rest).strip("/_-. ")
 
 
 def check_arrays(arrays: Mapping[str, Sized], where: object) -> None:

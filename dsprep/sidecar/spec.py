@@ -471,7 +471,7 @@ def write_json(content: Mapping[str, Any], path: Path, *, durable: bool = True) 
 def write_record(content: Mapping[str, Any], path: Path, *, durable: bool = True) -> None:
     """Replace the file `path` by what a run records of itself, as JSON with its digest."""
     own = digest(_text(content).encode())
-    write_json({**content, "digest": own}, path, durable=durable)
+    write_file(path, _text({**content, "digest": own}).encode(), durable)
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -242,7 +242,7 @@ class Dataset(Source):
                 continue
             latest = schema
             if not self._inferring:
-                if differences(self.schema, schema):
+                if i and differences(self.schema, schema):
                     raise self._disagree(path, self.schema, schema)
             elif known is None:
                 known = schema if counts[i] else None

@@ -139,7 +139,7 @@ def _is_directory(entry: DirectoryEntry) -> bool:
 
 def tree_nbytes(path: Path) -> int:
     """Return the bytes of a file, or of all data files under a directory."""
-    return sum(p.stat().st_size for p in data_files(path))
+    return sum(nbytes for _, nbytes in sized_files(path))
 
 
 def free_nbytes(path: Path) -> int:

@@ -97,7 +97,10 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
     if options.samples:
         start, stop = parse_range(options.samples, len(source))
     notes = format.check(schema, options.write)  # before sizes are computed: it may take reading
-    names, ranges = _cut(source, start, stop, target, format, options)
+    sharded = is_cut(options.samples_per_file, options.shard_nbytes)
+    names, ranges = [target.name], [(start, stop)]
+    if sharded:
+        names, ranges = _cut(source, start, stop, target, format, options)
     payload, largest = payload_nbytes(source, start, stop)
     if not schema.ragged:
         payload = schema.fixed_nbytes * (stop - start)  # after casts
@@ -112,7 +115,7 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
         casts=casts,
         options=options.write,
         shards=shards,
-        sharded=is_cut(options.samples_per_file, options.shard_nbytes),
+        sharded=sharded,
         losses=(*notes, *lost),
         payload=payload,
         largest=largest,
@@ -157,9 +160,7 @@ def _cut(
     format: WritableFormat,
     options: ConvertOptions,
 ) -> tuple[list[str], list[tuple[int, int]]]:
-    """Return the names of the files of an output, and the samples of each."""
-    if not is_cut(options.samples_per_file, options.shard_nbytes):
-        return [target.name], [(start, stop)]
+    """Return the names of the files that an output is cut into, and the samples of each."""
     if options.samples_per_file is not None:
         ranges = shards_by_samples(start, stop, options.samples_per_file)
     else:

@@ -356,7 +356,7 @@ def fingerprint(job: Job, known: Identities) -> dict[str, Any]:
         "source": f"{paths[0]}, {nbytes} bytes in all" if paths else source.version,
         "source as it was": data.hexdigest(),
         STATUS: times.hexdigest(),
-        "read as": [f"{f}" for f in source.schema],
+        "read as": source.schema.to_json(),
         "fields": job.schema.to_json(),
         "options": {k: str(v) for k, v in asdict(job.options).items()},
         "samples": [job.shards[0].start, job.shards[-1].stop],

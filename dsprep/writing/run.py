@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dsprep.formats.base import State
 from dsprep.sidecar import spec
 from dsprep.source.files import check_replaceable
 from dsprep.storage.atomic import is_own, partial_path
@@ -285,13 +284,9 @@ def _write(
 
         yield from write_apart(job, staging, missing, executor)
         return
-
-    def save(shard: int, samples: int, position: State | None) -> None:
-        staging.save({"shard": shard, "samples": samples, "writer": position})
-
-    saved = save if staging.durable else None
+    save = staging.save if staging.durable else None
     for i in missing:
         path, begins = shard_path(job, staging.data, i), state if i == continued else START
         record, durable = staging.record_path(i), staging.durable
-        made = yield from write_shard(job, i, path, record, durable, threads, saved, begins)
+        made = yield from write_shard(job, i, path, record, durable, threads, save, begins)
         staging.complete(i, path, made)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dsprep.errors import DsprepError
-from dsprep.formats.base import State, Writer
+from dsprep.formats.base import Writer
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import write_record
 from dsprep.storage.trees import remove
@@ -30,7 +29,7 @@ def write_shard(
     record: Path,
     durable: bool,
     threads: int,
-    save: Callable[[int, int, State | None], None] | None,
+    save: Callable[[Mapping[str, Any]], None] | None,
     state: Mapping[str, Any] = START,
 ) -> Generator[Done, None, Made]:
     """Write a shard, and record its sidecar: as long as that fits it, it is complete.
@@ -42,8 +41,7 @@ def write_shard(
     path, record
         What is written, and the record of it.
     save
-        Called with (shard, samples, state of the writer) when a position is durable; None: nothing
-        waits for the disk.
+        Called with how far it is when that is durable; None: nothing waits for the disk.
     state
         How far it is.
     """
@@ -57,7 +55,9 @@ def write_shard(
                 ranges = group_pieces(shard, nbytes, is_whole=writer.whole, after=done)
             else:
                 ranges = pieces(job.source, shard.start, shard.stop, writer.unit, after=done)
-            saved = None if save is None else partial(save, index)
+            saved = save and (
+                lambda done, at: save({"shard": index, "samples": done, "writer": at})
+            )
             copy = ShardCopy(
                 job.source,
                 writer,
@@ -74,7 +74,7 @@ def write_shard(
             made = describe(job.format, job.schema, path, len(shard), writer, copy.last)
             write_record(spec.to_record(made.content, made.companion), record, durable=durable)
             if save is not None:
-                save(index + 1, 0, None)
+                save({**START, "shard": index + 1})
             writer.clean()
             return made
     except OSError as error:

@@ -147,7 +147,8 @@ class ShardCopy:
         batch = apply_casts(self._source.read(start, stop, arena), self._casts, start)
         nbytes = batch_nbytes(batch)
         if stop == self._end:
-            self.last = _last_of(batch)
+            # No other piece of this thread takes its memory.
+            self.last = {name: column[-1:] for name, column in batch.items()}
         piece: Any = self._writer.encode(batch, start - self._start, arena)
         with self._turn:
             self._turn.wait_for(lambda: self._stopped or self._next_turn == index)
@@ -165,8 +166,3 @@ class ShardCopy:
         if self._save is not None:
             self._writer.start_sync()
         self._reports.put((index, stop - start, nbytes))
-
-
-def _last_of(batch: Batch) -> Batch:
-    """Return the last sample, which no other piece of its thread takes the memory of."""
-    return {name: column[-1:] for name, column in batch.items()}

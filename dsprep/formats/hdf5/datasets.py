@@ -237,11 +237,12 @@ def walk(file: Any, disk: Handle, *, follow: bool) -> Contents:
                 contents.datasets[path] = alike.setdefault(stored_type, stored_type)
                 if not attributed and not stored_type.vlen:
                     plain_types[key] = stored_type
-                names = attribute_names(h5py.Dataset(item)) if attributed else ()
-                if has_attributes(names):
-                    contents.attributed.add(path)
-                if _SCALE.issubset(names):
-                    contents.scales.add(path)
+                if attributed:
+                    names = attribute_names(h5py.Dataset(item))
+                    if has_attributes(names):
+                        contents.attributed.add(path)
+                    if _SCALE.issubset(names):
+                        contents.scales.add(path)
     return contents
 
 

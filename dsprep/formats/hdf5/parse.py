@@ -1,7 +1,8 @@
 """Parsing an HDF5 file: which of its datasets are fields, and how their samples are counted.
 
-Datasets whose first axes count the samples are found by `dsprep.formats.samples`, ragged fields by
-index tables by `dsprep.formats.hdf5.structure`.
+Datasets whose first axes count the samples are found by `dsprep.formats.samples`. Ragged fields are
+those of dsprep's own encoding, a group with the attribute ``dsprep_kind`` and the datasets
+``values``, ``first`` and ``count``, and what `dsprep.formats.ragged` finds.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats import samples
 from dsprep.formats.conventions import Stated, state_common, text_of
 from dsprep.formats.fields import missing_field
-from dsprep.formats.hdf5 import structure
 from dsprep.formats.hdf5.attributes import (
+    CAPACITY_ATTRIBUTE,
     KIND_ATTRIBUTE,
     LAYOUT_ATTRIBUTE,
     STATIC_ATTRIBUTE,
@@ -40,9 +41,11 @@ from dsprep.formats.ragged import (
     ArrayTree,
     RaggedField,
     RaggedRows,
+    find_tables,
     indexed,
     routes_of,
     table_paths,
+    take_own,
 )
 from dsprep.formats.splits import check_arrays
 from dsprep.layout.model import FileLayout
@@ -71,7 +74,7 @@ def open_source(path: Path, options: OpenOptions) -> LocatedSource:
         raise
 
 
-_FEW = 64
+_FEW, _MOST_DIGITS = 64, 18
 
 AnyField: TypeAlias = DatasetField | RaggedField
 
@@ -102,6 +105,7 @@ class Fields:
             self._own = LAYOUT_ATTRIBUTE in contents.file.attrs
         self._stated = Stated()  # until its attributes have been read
         self._stated = self._state()
+        self._tree = ArrayTree(self._datasets, contents.groups)
         left_out = [f"{p}: {reason}" for p, reason in contents.left_out.items()]
         if contents.elsewhere:
             self._notes.append(
@@ -156,7 +160,8 @@ class Fields:
             names = (marked(contents.file, STATIC_ATTRIBUTE, self._path) or "").split("\0")
             facts.aside |= dict.fromkeys((n for n in names if n), samples.STATIC)
         else:
-            state_common(self._tree(), self._read_attributes, facts)
+            tree = ArrayTree(self._datasets, contents.groups)
+            state_common(tree, self._read_attributes, facts)
             for path, reason in facts.left_out.items():
                 contents.leave_out(path, reason)
             facts.refused = facts.refused or self._one_image()
@@ -175,9 +180,6 @@ class Fields:
                 reason = f"{path} is one image, as its attribute CLASS states"
                 return reason, "--sample-axis none takes the file as one sample"
         return None
-
-    def _tree(self) -> ArrayTree:
-        return ArrayTree(self._datasets, self._contents.groups)
 
     # --- datasets whose first axes count the samples ---
 
@@ -203,7 +205,7 @@ class Fields:
             self._path,
             named=bool(self._specs),
             grouped=self._stated.grouped,
-            more=partial(indexed, self._tree(), self._open),
+            more=partial(indexed, self._tree, self._open),
         )
         self._notes += axis.notes
         return axis
@@ -213,9 +215,7 @@ class Fields:
 
         One that the user gave with index tables is called as ``--field`` spells it.
         """
-        ragged = RaggedRows()
-        if self._mode != "none":
-            ragged = structure.discover(self._contents, self._tree(), self._open, own=self._own)
+        ragged = RaggedRows() if self._mode == "none" else self._ragged_rows()
         aside = self._stated.aside
         if not self._specs:
             self._notes += self._stated.notes()
@@ -223,8 +223,25 @@ class Fields:
             for path in (spec.path, *(p for e in spec.index for p in table_paths(e))):
                 if path not in ragged.routes:
                     self._check_there(path)
-        routes = routes_of(self._specs, self._tree(), ragged, self._open, self._path)
+        routes = routes_of(self._specs, self._tree, ragged, self._open, self._path)
         return {n: r for n, r in routes.items() if self._specs or r[0] not in aside}
+
+    def _ragged_rows(self) -> RaggedRows:
+        """Return the rows by index tables; where dsprep wrote the file, nothing is guessed."""
+        contents, rows = self._contents, RaggedRows()
+        stated = [name for name, names in contents.groups.items() if KIND_ATTRIBUTE in names]
+        for name in () if self._own else contents.groups:
+            if name not in stated:
+                find_tables(self._tree, name, self._open, rows)
+        for name in stated:
+            where, group = f"{self._path}, field {name}", contents.open(name)
+            capacity = marked(group, CAPACITY_ATTRIBUTE) or "0"
+            if not capacity.isdecimal() or len(capacity) > _MOST_DIGITS:
+                problem = f"attribute {CAPACITY_ATTRIBUTE} is not a number of rows"
+                raise FormatError(problem, where=where, found=capacity[:40])
+            kind = marked(group, KIND_ATTRIBUTE)
+            take_own(name, kind, int(capacity), self._tree, self._open, rows, where)
+        return rows
 
     def _field(self, name: str, path: str, route: Route | None, whole: bool) -> AnyField | None:
         stored = self._datasets[path]

@@ -73,7 +73,10 @@ class Zarr(WritableFormat):
     @override
     def check(self, schema: Schema, options: WriteOptions) -> tuple[str, ...]:
         self.plan(schema, options)
-        return _lost(schema)
+        lost = to_json(schema.attrs, "the dataset")[1]
+        for f in schema:
+            lost += to_json(f.attrs, f"field {f.name}")[1]
+        return tuple(lost)
 
     @override
     def plan(
@@ -129,14 +132,6 @@ def _nbytes(grid: Grid, ragged: int) -> tuple[int, int]:
         if plan.codec is not None and not plan.whole_files:
             scratch += rows * plan.row_nbytes
     return total, scratch
-
-
-def _lost(schema: Schema) -> tuple[str, ...]:
-    """Return the attributes that JSON cannot hold."""
-    lost = to_json(schema.attrs, "the dataset")[1]
-    for f in schema:
-        lost += to_json(f.attrs, f"field {f.name}")[1]
-    return tuple(lost)
 
 
 def check_names(schema: Schema) -> None:
