@@ -55,9 +55,6 @@ def write_shard(
                 ranges = group_pieces(shard, nbytes, is_whole=writer.whole, after=done)
             else:
                 ranges = pieces(job.source, shard.start, shard.stop, writer.unit, after=done)
-            saved = save and (
-                lambda done, at: save({"shard": index, "samples": done, "writer": at})
-            )
             copy = ShardCopy(
                 job.source,
                 writer,
@@ -65,7 +62,9 @@ def write_shard(
                 ranges,
                 job.casts,
                 threads,
-                saved,
+                None
+                if save is None
+                else lambda n, at: save({"shard": index, "samples": n, "writer": at}),
                 CHECKPOINT_NBYTES,
             )
             yield from copy.run()
