@@ -237,12 +237,11 @@ def walk(file: Any, disk: Handle, *, follow: bool) -> Contents:
                 contents.datasets[path] = alike.setdefault(stored_type, stored_type)
                 if not attributed and not stored_type.vlen:
                     plain_types[key] = stored_type
-                if attributed:
-                    names = attribute_names(h5py.Dataset(item))
-                    if has_attributes(names):
-                        contents.attributed.add(path)
-                    if _SCALE.issubset(names):
-                        contents.scales.add(path)
+                names = attribute_names(h5py.Dataset(item)) if attributed else ()
+                if attributed and has_attributes(names):
+                    contents.attributed.add(path)
+                if _SCALE.issubset(names):
+                    contents.scales.add(path)
     return contents
 
 
