@@ -114,7 +114,7 @@ class Builder:
             parts.insert(0, _repeated(head, len(lengths)))
         else:
             parts.insert(0, RowSpans.of_rows(framing.headers(lengths), framing.HEADER))
-        blocks = _even_blocks if self.nbytes and len(lengths) else _blocks
+        blocks = _even_blocks if self.nbytes and len(lengths) else _block
         return lengths, blocks(parts, lengths + framing.FRAME, arena)
 
 
@@ -140,21 +140,18 @@ def _even_blocks(parts: Sequence[RowSpans], nbytes: Ints, arena: Arena) -> Itera
         yield block.reshape(-1)
 
 
-def _blocks(parts: Sequence[RowSpans], nbytes: Ints, arena: Arena) -> Iterator[Bytes]:
-    """Yield records of `nbytes` that are made of these parts and a CRC."""
-    step = max(1, len(nbytes) * BLOCK // max(1, int(nbytes.sum())))
-    for first in range(0, len(nbytes), step):
-        some = slice(first, first + step)
-        offsets = offsets_of(nbytes[some])
-        out = arena.empty("write", (int(offsets[-1]),), U8)
-        starts = at = offsets[:-1]
-        for part in parts:
-            move_spans(part.data, part.starts[some], part.lengths[some], out, at)
-            at = at + part.lengths[some]
-        crcs = framing.payload_crcs(out, starts + framing.HEADER, nbytes[some] - framing.FRAME)
-        foot = RowSpans.of_rows(crcs.astype("<u4"), framing.FOOTER)
-        move_spans(foot.data, foot.starts, foot.lengths, out, at)
-        yield out
+def _block(parts: Sequence[RowSpans], nbytes: Ints, arena: Arena) -> Iterator[Bytes]:
+    """Yield all records, of `nbytes`, that are made of these parts and a CRC: few long copies."""
+    offsets = offsets_of(nbytes)
+    out = arena.empty("write", (int(offsets[-1]),), U8)
+    starts = at = offsets[:-1]
+    for part in parts:
+        move_spans(part.data, part.starts, part.lengths, out, at)
+        at = at + part.lengths
+    crcs = framing.payload_crcs(out, starts + framing.HEADER, nbytes - framing.FRAME)
+    foot = RowSpans.of_rows(crcs.astype("<u4"), framing.FOOTER)
+    move_spans(foot.data, foot.starts, foot.lengths, out, at)
+    yield out
 
 
 def _repeated(data: bytes, n: int) -> RowSpans:
