@@ -1,7 +1,7 @@
 """The sidecar: a small JSON file beside a dataset, from which every sample's offset is computed.
 
-Specification, version 1
-------------------------
+Specification, versions 1 and 2
+-------------------------------
 The sidecar of ``train.tfrecord`` is ``train.tfrecord.dsprep.json``; that of a directory ``train``
 is ``train.dsprep.json``. It is written last, so a dataset with a valid sidecar is complete.
 Numbers are JSON integers; offsets and sizes count bytes.

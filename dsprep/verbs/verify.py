@@ -127,7 +127,7 @@ def verify(
     a, b
         The datasets, opened.
     share
-        Compare only about this share of the samples, 0 < share < 1, spread at random; all if
+        Compare only about this share of the samples, 0 < share <= 1, spread at random; all if
         None.
     seed
         Chooses the samples when `share` is given.
