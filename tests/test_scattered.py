@@ -21,12 +21,12 @@ from dsprep.layout.laws import Affine
 from dsprep.layout.model import Blocks, Grid
 from dsprep.layout.plain import Plain
 from dsprep.reader import unit_plan
-from dsprep.reading import read_plan
 from dsprep.reading.layout_reader import LayoutReader
 from dsprep.reading.read_plan import ReadPlan
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage import ring as module
 from dsprep.storage import scatter
+from dsprep.storage.local import LocalFile
 from dsprep.storage.paths import open_file
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.writing.job import RunOptions
@@ -114,8 +114,8 @@ def test_what_is_read(data, way, chosen, names, own):
 
 def test_values_that_are_near_each_other_are_read_together(data, monkeypatch):
     read = []
-    real = read_plan.read_all
-    monkeypatch.setattr(read_plan, "read_all", lambda parts: (read.extend(parts), real(parts))[1])
+    real = LocalFile.read_many
+    monkeypatch.setattr(LocalFile, "read_many", lambda parts: (read.extend(parts), real(parts))[1])
     few = data.read(slice(0, 500, 2), fields(data))
     apart = sum(len(runs.starts) for _, runs in read)
     read.clear()

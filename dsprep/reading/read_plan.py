@@ -15,7 +15,7 @@ import numpy as np
 from dsprep.core.schema import Ints
 from dsprep.layout.locate import Extents
 from dsprep.layout.plain import Plain
-from dsprep.storage.base import Handle, read_all
+from dsprep.storage.base import Handle
 from dsprep.storage.scatter import APART_NEAR, DROPPED, NEAR, Runs, cut, runs, together
 
 LEAST = 2 << 20
@@ -82,9 +82,13 @@ class ReadPlan:
             self._apart.append((file, together(starts + begin, columns)))
 
     def read(self, near: int) -> None:
-        """Read all of it; see `dsprep.storage.base.read_all`."""
+        """Read all of it, what is in files of one kind together."""
         parts = [*self._apart, *self.runs(near)]
-        read_all(parts)
+        kinds: dict[type[Handle], list[tuple[Handle, Runs]]] = {}
+        for part in parts:
+            kinds.setdefault(type(part[0]), []).append(part)
+        for kind, own in kinds.items():
+            kind.read_many(own)
         first = {file: int(r.starts[0]) for file, r in reversed(parts) if len(r.starts)}
         for file, offset in first.items():
             file.check_same(offset)

@@ -295,15 +295,6 @@ def made_status(nbytes: int | None, mtime_ns: int = 0, version: int = 0) -> os.s
     return os.stat_result(fields, {"st_mtime_ns": mtime_ns, "st_ctime_ns": version})
 
 
-def read_all(parts: Sequence[tuple[Handle, Runs]]) -> None:
-    """Read ranges of files to their places, those of one kind of files together."""
-    kinds: dict[type[Handle], list[tuple[Handle, Runs]]] = {}
-    for part in parts:
-        kinds.setdefault(type(part[0]), []).append(part)
-    for kind, own in kinds.items():
-        kind.read_many(own)
-
-
 class _Stream(io.RawIOBase):
     """A file as Python's libraries read one; closing it leaves the handle open."""
 

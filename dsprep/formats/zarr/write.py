@@ -431,10 +431,6 @@ class ZarrWriter(Writer):
             remove(self.root)
 
     @override
-    def close(self) -> None:
-        return
-
-    @override
     def layout(self) -> FileLayout | None:
         if self._continued or any("{" in plan.path for plan in self.arrays):
             return None
