@@ -9,6 +9,7 @@
      ├── SchemaError       (ValueError)       fields are missing, or files disagree about them
      │    └── AmbiguousError                  a file can be read in several ways
      ├── UnsupportedError  (TypeError)        a target cannot hold the data
+     ├── NotFoundError     (OSError)          nothing has the name of a dataset
      ├── ReadError         (OSError)          samples cannot be read while training goes on
      ├── ExecutorError     (RuntimeError)     processes that work together were lost
      ├── ItemError         (RuntimeError)     a function of the user failed for an item
@@ -129,6 +130,10 @@ class FormatError(DsprepError, ValueError):
 
 class ChangedError(FormatError):
     """Data changed while they were read."""
+
+
+class NotFoundError(DsprepError, FileNotFoundError):
+    """Nothing has the name of a dataset."""
 
 
 class ReadError(DsprepError, OSError):

@@ -43,7 +43,7 @@ import numpy as np
 from dsprep.core.schema import Array, Column, DType, Ragged, Schema, is_extension
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.reader.adapters import Ahead, B, ReaderLoops, Values, check_fields, mapped, native
-from dsprep.reader.data import Paths, absolute, names_of, open_data
+from dsprep.reader.data import Paths, absolute, open_data
 from dsprep.reader.each import Collate
 from dsprep.reader.loader import Reader
 from dsprep.reader.memory import in_huge_pages
@@ -51,6 +51,7 @@ from dsprep.reader.options import ReaderOptions, check_names
 from dsprep.reader.subset import Subset, kept_samples
 from dsprep.reader.transforms import Transforms, as_transforms
 from dsprep.sidecar.sidecar import Sidecar
+from dsprep.source.files import names_of
 
 try:
     import torch

@@ -16,7 +16,7 @@ from support import cli
 
 import dsprep
 from dsprep import FieldSpec, OpenOptions
-from dsprep.errors import FormatError, LocatedWarning, SchemaError, UsageError
+from dsprep.errors import DsprepError, FormatError, LocatedWarning, SchemaError, UsageError
 from dsprep.reader import data
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import MissingError, StaleError
@@ -374,6 +374,44 @@ def test_a_file_named_twice_odd_links_and_lists_with_a_mark(folder, tmp_path):
 def test_what_is_not_a_path(path):
     with pytest.raises(UsageError, match="is not a path"):
         dsprep.Reader(path, 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda d: dsprep.open([]), r"paths is \[\]"),
+        (lambda d: dsprep.open(3), "paths is 3"),
+        (lambda d: dsprep.provenance({}), "paths is {}"),
+        (lambda d: dsprep.Reader([], 8), r"path is \[\]"),
+        *(
+            (lambda d, call=call: call(d.with_name("nothing")), "nothing: .*[Nn]o such")
+            for call in (
+                dsprep.open,
+                dsprep.provenance,
+                dsprep.check,
+                dsprep.stats,
+                lambda path: dsprep.Reader(path, 8),
+                lambda path: dsprep.audit(path, 2, 8),
+                lambda path: dsprep.convert(path, "y.h5"),
+                lambda path: dsprep.open(f"@{path}"),
+            )
+        ),
+        (lambda d: dsprep.open(d / "f0.h5" / "x"), "x: Not a directory"),
+        (lambda d: dsprep.open(d.with_name("dd.h5")), r"did you mean d\.h5"),
+        (lambda d: dsprep.verify("a", "b"), "'a' is not an opened dataset"),
+        (lambda d: dsprep.inspect("a"), "'a' is not an opened dataset"),
+        (lambda d: dsprep.repack(d, d / "y.h5", shuffle=-1), "shuffle is -1"),
+        (lambda d: dsprep.repack(d, d / "y.h5", duplicate="2"), "duplicate is '2'"),
+        (lambda d: dsprep.convert(d, d / "y.h5", samples_per_file=2.5), "samples_per_file is 2.5"),
+        (lambda d: dsprep.convert(d, d.with_name("y.h5"), workers=2.5), "2.5 workers"),
+    ],
+)
+def test_wrong_arguments_of_functions_are_one_line(call, says, folder, tmp_path):
+    (tmp_path / "d.h5").touch()
+    with pytest.raises(DsprepError, match=says) as caught:
+        call(tmp_path / "d")
+    assert "\n" not in str(caught.value)
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
 NAMES = ("input:0", "a@b", "label=y", "x:int32@c", "plain")

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from dsprep.core.units import show_nbytes
 from dsprep.errors import DsprepError, LocatedWarning, UsageError
@@ -24,7 +24,7 @@ from dsprep.formats.base import Format
 from dsprep.sidecar import spec
 from dsprep.sidecar.join import join
 from dsprep.sidecar.sidecar import MissingError, Sidecar
-from dsprep.source.files import find_dataset, find_files
+from dsprep.source.files import find_dataset, find_files, names_of
 from dsprep.storage.identity import Identity
 from dsprep.storage.paths import as_path, common_path, scan
 from dsprep.writing.create_sidecar import locate
@@ -35,19 +35,6 @@ Paths: TypeAlias = str | Path | Sequence[str | Path]
 QUICK_NBYTES, QUICK_FILES = 4 * 10**9, 1000
 
 _noted: set[str] = set()
-
-
-def names_of(name: str, given: Any) -> list[str]:
-    """Return the paths that a parameter names; raise `UsageError` if it is something else."""
-    several = [given] if isinstance(given, (str, Path)) else given
-    if not (isinstance(several, (list, tuple)) and several) or not all(
-        isinstance(each, (str, Path)) for each in several
-    ):
-        raise UsageError(f"{name} is {given!r}", expected="a path, or a list of paths")
-    for path in several:
-        if not path or "\0" in str(path):
-            raise UsageError(f"{path!r} is not a path")
-    return [*map(str, several)]
 
 
 def absolute(path: str) -> str:

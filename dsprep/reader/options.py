@@ -17,7 +17,7 @@ from dsprep.core.schema import LARGEST, Ints, Schema
 from dsprep.core.units import parse_rate
 from dsprep.errors import UsageError, describe
 from dsprep.reader.cached import POLICIES, CacheOptions, CachePolicy
-from dsprep.reader.data import Paths, names_of
+from dsprep.reader.data import Paths
 from dsprep.reader.each import Collate, check_call
 from dsprep.reader.engines import NAMES
 from dsprep.reader.memory import Allocate, anonymous
@@ -27,6 +27,7 @@ from dsprep.reader.subset import Subset, kept_samples, read_weights
 from dsprep.reader.transforms import Transforms, as_transforms
 from dsprep.reader.units import cut_units
 from dsprep.sidecar.sidecar import Sidecar
+from dsprep.source.files import names_of
 
 Repeats: TypeAlias = int | Sequence[int] | Callable[[int], int] | Policy
 """How often each part of an epoch is passed, as users write it."""

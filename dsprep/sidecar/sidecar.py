@@ -256,9 +256,9 @@ class Sidecar:
         dataset = as_path(data) if data is not None else path.with_name(_stem(path))
         try:
             content = spec.read(path)
-        except FileNotFoundError as error:
+        except FileNotFoundError:
             refuse_partial(written_as([dataset]))
-            raise MissingError(path, dataset) from error
+            raise MissingError(path, dataset) from None
         opened = cls(content, dataset, path, follow_external=follow_external)
         if check:
             opened.check()

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from dsprep.formats.base import Format, Source
 from dsprep.formats.fields import MissingField, wanted
 from dsprep.formats.options import OF_ALL, OF_DATASETS, UNRECORDED, OpenOptions, check_options
 from dsprep.sidecar import sidecar, spec
-from dsprep.source.files import find_dataset, find_files
+from dsprep.source.files import find_dataset, find_files, names_of
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.source.joined import (
     KEY,
@@ -42,6 +42,15 @@ Through: TypeAlias = Literal["sidecar", "library", "strict"]
 
 MANY, LOOKED_INTO = 1000, 64
 """Of more files than these, so many are opened to inspect all of them."""
+
+
+def check_opened(*sources: Any) -> None:
+    """Raise `UsageError` unless these are datasets that were opened."""
+    for each in sources:
+        if not isinstance(each, Source):
+            raise UsageError(
+                f"{each!r:.100} is not an opened dataset", fix="open it with dsprep.open"
+            )
 
 
 def open_dataset(
@@ -88,7 +97,7 @@ def open_dataset(
     StaleError
         If the data changed since the sidecar was written, unless `through` is ``"library"``.
     """
-    named = [paths] if isinstance(paths, str | Path) else paths
+    named = names_of("paths", paths)
     at = None if at is None else as_path(at)
     try:
         source = _open(named, options, progress, through, at, marked, inspected)

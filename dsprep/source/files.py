@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import errno
 import glob
 import os
 import re
@@ -14,9 +13,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from dsprep import formats
-from dsprep.errors import DsprepError, FormatError, TargetError, UsageError, near
+from dsprep.errors import DsprepError, FormatError, NotFoundError, TargetError, UsageError, near
 from dsprep.formats import foreign
 from dsprep.formats.base import Format, WritableFormat
 from dsprep.formats.samples import is_file, listed, natural_key, natural_order
@@ -34,6 +34,19 @@ NAMED = 8
 
 MAX_SIBLINGS = 10_000
 """Names of a directory that are looked through for one like a name that is not there."""
+
+
+def names_of(name: str, given: Any) -> list[str]:
+    """Return the paths that a parameter names; raise `UsageError` if it is something else."""
+    several = [given] if isinstance(given, (str, Path)) else given
+    if not (isinstance(several, (list, tuple)) and several) or not all(
+        isinstance(each, (str, Path)) for each in several
+    ):
+        raise UsageError(f"{name} is {given!r}", expected="a path, or a list of paths")
+    for path in several:
+        if not path or "\0" in str(path):
+            raise UsageError(f"{path!r} is not a path")
+    return [*map(str, several)]
 
 
 def find_dataset(paths: Sequence[str | Path]) -> tuple[Format, list[Path], list[str]]:
@@ -66,7 +79,7 @@ def find_files(paths: Sequence[str | Path]) -> tuple[list[tuple[Path, Format]], 
 
     Raises
     ------
-    UsageError, FormatError, FileNotFoundError
+    UsageError, FormatError, NotFoundError
         If a path does not exist, a pattern matches nothing, a directory holds no dataset, or a
         named file is of no known format.
     """
@@ -111,7 +124,7 @@ def _expand(text: str) -> list[Path]:
     if not text.startswith("@"):
         return _match(text)
     listing = as_path(text[1:])
-    status = listing.stat()
+    status = _status(listing)
     if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_LIST_NBYTES:
         raise UsageError("this is not a list of paths", where=listing)
     data = listing.read_bytes().removeprefix(codecs.BOM_UTF8)
@@ -136,11 +149,16 @@ def _expand(text: str) -> list[Path]:
     return [path for name in where for path in _match(name)]
 
 
-def _siblings(path: Path) -> list[str]:
-    """Return the names beside a path, of a directory that is not too long to look through."""
-    with suppress(OSError), os.scandir(path.parent) as entries:
-        return [entry.name for entry in islice(entries, MAX_SIBLINGS)]
-    return []
+def _status(path: Path) -> os.stat_result:
+    """Return the status of what has a name; `NotFoundError` with names like it if nothing has."""
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        names: list[str] = []
+        with suppress(OSError), os.scandir(path.parent) as entries:
+            names = [entry.name for entry in islice(entries, MAX_SIBLINGS)]
+        fix = None if path.name in names else near(path.name, names)
+        raise NotFoundError(error.strerror or str(error), where=path, fix=fix) from None
 
 
 def _match(text: str) -> list[Path]:
@@ -173,9 +191,7 @@ def _match(text: str) -> list[Path]:
     if missing:
         restore(path)
         refuse_partial([path])
-        if not os.path.lexists(path) and (proposal := near(path.name, _siblings(path))):
-            raise FileNotFoundError(errno.ENOENT, f"{os.strerror(errno.ENOENT)}; {proposal}", text)
-    mode = path.stat().st_mode
+    mode = _status(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise UsageError("it is neither a file nor a directory", where=path)
     return [path]

@@ -17,6 +17,7 @@ from dsprep.formats.base import Source
 from dsprep.formats.options import not_enough
 from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar.spec import encode_attr
+from dsprep.source.dataset import check_opened
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage.paths import StorePath
 
@@ -193,6 +194,7 @@ def inspect(source: Source, memory: int | None = None) -> Inspection:
     DsprepError, OSError
         If the dataset is damaged or gone, or a sample is larger than the memory allows.
     """
+    check_opened(source)
     storage, limit, paths = source.storage(), allowed_memory(memory), source.files()
     files = len(paths) + source.unopened
     every = files / len(paths)

@@ -22,7 +22,7 @@ from dsprep.sidecar import spec
 from dsprep.sidecar.entries import MANY, numbers
 from dsprep.sidecar.sidecar import MissingError, Sidecar, changes, stale
 from dsprep.sidecar.spec import Content
-from dsprep.source.files import find_dataset, find_files
+from dsprep.source.files import find_dataset, find_files, names_of
 from dsprep.source.joined import refuse_join
 from dsprep.storage.atomic import refuse_partial, written_as
 from dsprep.storage.identity import Identity, identities_of, unchanged
@@ -92,11 +92,9 @@ def provenance(
     DsprepError, OSError
         If the data are damaged or gone.
     """
-    if isinstance(paths, str | Path):
-        paths = [paths]
     options = options or OpenOptions()
     refuse_join(options.join, "provenance")
-    format, files, notes = find_dataset(paths)
+    format, files, notes = find_dataset(names_of("paths", paths))
     names = all_absolute(files)
     refuse_partial(written_as(names))
     check_options(options, format.open_options, format.name)
@@ -173,7 +171,7 @@ def refresh(
     DsprepError, OSError
         If the sidecar is damaged, or data cannot be read.
     """
-    named = [paths] if isinstance(paths, str | Path) else paths
+    named = names_of("paths", paths)
     names = [p.absolute() for p, _ in find_files(named)[0]]
     if out is not None:
         dataset, path = dataset_of(names), as_path(out)

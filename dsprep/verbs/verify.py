@@ -20,6 +20,7 @@ from dsprep.errors import UsageError
 from dsprep.formats.base import Opening, Source
 from dsprep.formats.options import not_enough
 from dsprep.reader.subset import Subset
+from dsprep.source.dataset import check_opened
 from dsprep.source.derived import DerivedSource
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage.identity import unchanged
@@ -155,6 +156,7 @@ def verify(
     DsprepError, OSError
         If either cannot be read.
     """
+    check_opened(a, b)
     if share is not None and not 0 < share <= 1:
         raise UsageError(f"a share of {share} is not possible", expected="above 0, at most 1")
     problems = differences(a.schema, b.schema, (a.path, b.path))

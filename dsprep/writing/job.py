@@ -254,8 +254,11 @@ def count_workers(
     UsageError
         If not even one fits.
     """
-    if workers is not None and workers < 1:
-        raise UsageError(f"{workers} workers are not possible", expected="at least 1")
+    given: Any = workers
+    if given is not None and not (hasattr(given, "__index__") and given >= 1):
+        raise UsageError(
+            f"{workers!r} workers are not possible", expected="a whole number, at least 1"
+        )
     if workers is None:
         workers = min(WORKERS, len(os.sched_getaffinity(0)))
     memory = allowed_memory(memory)
@@ -272,7 +275,7 @@ def count_workers(
             if not job.grouped
             else "raise --memory, or lower --buffer-size",
         )
-    return min(workers, (memory - resident) // each)
+    return min(int(workers), (memory - resident) // each)
 
 
 def check_space(jobs: Sequence[Job], restart: bool = False) -> None:
