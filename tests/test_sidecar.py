@@ -102,6 +102,7 @@ def test_found_beside_a_file_and_beside_its_directory(tmp_path):
     assert (alone.samples, len(alone.files)) == (4, 1)
     with pytest.raises(FormatError, match="does not list"):
         spec.find([one, other])
+    assert spec.find([other]) is None  # of a dataset of its own, beside one of several files
     (tmp_path / "set").rename(tmp_path / "moved")  # the sidecar names no place but the dataset's
     spec.sidecar_path(tmp_path / "set").rename(spec.sidecar_path(tmp_path / "moved"))
     found, where, _ = spec.find([tmp_path / "moved/one", tmp_path / "moved/two"])

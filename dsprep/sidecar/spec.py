@@ -521,7 +521,7 @@ def find(files: Sequence[Path], at: Path | None = None) -> tuple[Content, Path, 
     """Return the sidecar that covers `files`, reduced to them; None without one.
 
     It is beside the only file, or beside a directory that holds them all, or is the file `at`;
-    and it lists them.
+    and it lists them. One that lists none of them is of other files of that directory.
 
     Returns
     -------
@@ -530,13 +530,19 @@ def find(files: Sequence[Path], at: Path | None = None) -> tuple[Content, Path, 
     Raises
     ------
     FormatError
-        If there is one and it cannot be read, or lists other files.
+        If there is one and it cannot be read, or lists only some of them.
     """
     located = find_path(files, at)
     if located is None:
         return None
-    dataset, where = located
-    return reduced(read(where), dataset, files, where), dataset, where
+    (dataset, where), content = located, read(located[1])
+    try:
+        return reduced(content, dataset, files, where), dataset, where
+    except FormatError:
+        listed = {dataset / path for path in content.paths()}
+        if at is None and listed.isdisjoint(all_absolute(files)):
+            return None  # it is of other files in that directory
+        raise
 
 
 def find_beside(dataset: Path) -> Path | None:
