@@ -8,10 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from support import some_schemas
 
+import dsprep
 from dsprep.core.packing import digest
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import FormatError
@@ -308,3 +310,17 @@ def test_a_row_of_columns_is_checked_when_it_is_used(tmp_path):
     (tmp_path / "x.dsprep.bin").unlink()
     with pytest.raises(FormatError):
         spec.read(tmp_path / "x.dsprep.json")
+
+
+def test_a_file_that_is_gone_is_not_left_out(tmp_path):
+    folder = tmp_path / "d"
+    folder.mkdir()
+    for i in range(3):
+        with h5py.File(folder / f"{i}.h5", "w") as file:
+            file["x"] = np.arange(4)
+    dsprep.provenance(folder)
+    (folder / "1.h5").unlink()
+    with pytest.raises(FormatError, match=r"lists a file that is not there .*expected 1.h5"):
+        dsprep.open(folder)
+    with dsprep.open([folder / "0.h5", folder / "2.h5"]) as source:  # which are asked for alone
+        assert len(source) == 8

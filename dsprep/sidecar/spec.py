@@ -517,11 +517,14 @@ def _text(value: Any, indent: int | None = None) -> str:
     return text
 
 
-def find(files: Sequence[Path], at: Path | None = None) -> tuple[Content, Path, Path] | None:
+def find(
+    files: Sequence[Path], at: Path | None = None, whole: Path | None = None
+) -> tuple[Content, Path, Path] | None:
     """Return the sidecar that covers `files`, reduced to them; None without one.
 
     It is beside the only file, or beside a directory that holds them all, or is the file `at`;
-    and it lists them. One that lists none of them is of other files of that directory.
+    and it lists them. One that lists none of them is of other files of that directory. Of the
+    directory `whole` it may list no other files.
 
     Returns
     -------
@@ -536,6 +539,16 @@ def find(files: Sequence[Path], at: Path | None = None) -> tuple[Content, Path, 
     if located is None:
         return None
     (dataset, where), content = located, read(located[1])
+    if dataset == whole and len(content.files) > len(files):
+        present = {*all_absolute(files)}
+        lacking = next((p for p in content.paths() if dataset / p not in present), None)
+        if lacking is not None:
+            raise FormatError(
+                "it lists a file that is not there",
+                where=where,
+                expected=lacking,
+                fix=f"bring it back, or write the sidecar again with dsprep provenance {dataset}",
+            )
     try:
         return reduced(content, dataset, files, where), dataset, where
     except FormatError:

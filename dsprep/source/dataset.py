@@ -134,7 +134,8 @@ def _open(
     known: Known | None = None
     absolute = all_absolute(names)
     try:
-        known = find_sidecar(absolute, at)
+        whole = as_path(named[0]).absolute() if len(named) == 1 else None
+        known = find_sidecar(absolute, at, whole)
     except DsprepError as error:
         if through != "library":
             raise
@@ -231,8 +232,8 @@ def _spread(names: Sequence[Path], first: int) -> list[Path]:
     return [names[i] for i in sorted({*range(min(first, len(names))), *spread})]
 
 
-def find_sidecar(names: Sequence[Path], at: Path | None) -> Known | None:
-    """Return the valid sidecar of files, None if there is none.
+def find_sidecar(names: Sequence[Path], at: Path | None, whole: Path | None = None) -> Known | None:
+    """Return the valid sidecar of files, None if there is none; see `spec.find`.
 
     Raises
     ------
@@ -241,7 +242,7 @@ def find_sidecar(names: Sequence[Path], at: Path | None) -> Known | None:
     OSError
         If that cannot be seen.
     """
-    located = spec.find(names, at)
+    located = spec.find(names, at, whole)
     if located is None:
         return None
     content, dataset, path = located
