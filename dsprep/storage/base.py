@@ -122,13 +122,6 @@ class Handle(ABC):
         if len(out):
             self.read_into(out, 0)
 
-    def read_checked(self, out: Bytes, offset: int, subject: str) -> None:
-        """Fill `out` from `offset` on, which may be anything; see `check_extents`."""
-        if not 0 <= offset <= self.nbytes - len(out):
-            self.check_extents(np.array([offset]), np.array([len(out)]), subject)
-        if len(out):
-            self.read_into(out, offset)
-
     def read_range(self, start: int, iovecs: Ints) -> tuple[int, int]:
         """Read the bytes from `start` on to places, which that fills.
 
