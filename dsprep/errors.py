@@ -205,6 +205,23 @@ class MissingExtra(DsprepError, ImportError):
     """An optional package is needed for this; the message names it."""
 
 
+def require(condition: object, error: type[DsprepError], what: str, **facts: Any) -> None:
+    """Raise an error unless a condition holds.
+
+    Parameters
+    ----------
+    condition
+        The state that is expected.
+    error
+        The class of the error.
+    what, facts
+        The message and its parts, as of `DsprepError`. They are evaluated in any case: a message
+        that is costly, or that exists only where the condition fails, needs an ``if``.
+    """
+    if not condition:
+        raise error(what, **facts)
+
+
 class DsprepWarning(UserWarning):
     """Work goes on, and something about it is worth knowing; the command line prints a note."""
 

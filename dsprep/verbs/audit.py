@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dsprep.errors import UsageError
+from dsprep.errors import UsageError, require
 from dsprep.reader.checks import check_steps
 from dsprep.reader.data import Paths, open_data
 from dsprep.reader.mini_epochs import MiniEpochs
@@ -211,11 +211,12 @@ def _repeats(mini: MiniEpochs, epochs: int) -> tuple[int, ...]:
 
 def _check_resume(resume_at: int | None, resume_ranks: int | None) -> None:
     """Raise `UsageError` unless both or neither are given, and possible."""
-    if (resume_at is None) != (resume_ranks is None):
-        raise UsageError(
-            "resuming takes both the step and the number of ranks",
-            fix="give resume_at (--resume-at) and resume_ranks (--resume-ranks), or neither",
-        )
+    require(
+        (resume_at is None) == (resume_ranks is None),
+        UsageError,
+        "resuming takes both the step and the number of ranks",
+        fix="give resume_at (--resume-at) and resume_ranks (--resume-ranks), or neither",
+    )
     if resume_at is not None:
         at_least("resume_at", resume_at, 0)
         at_least("resume_ranks", resume_ranks, 1)

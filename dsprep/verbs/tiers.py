@@ -21,7 +21,7 @@ import numpy as np
 
 from dsprep.core.schema import Ints
 from dsprep.core.units import show_binary_nbytes, show_nbytes, show_time
-from dsprep.errors import UsageError
+from dsprep.errors import UsageError, require
 from dsprep.planning.waiting import Job
 from dsprep.writing.buffers import slow_convergence
 
@@ -317,8 +317,11 @@ def fitted(edges: Ints, sample_nbytes: float, job: Job, **tiers: Any) -> TierPla
     """
     capacity: int = tiers["capacity"]
     samples, groups = int(edges[-1]), len(edges) - 1
-    if not samples or not sample_nbytes:
-        raise UsageError("the dataset has no bytes that could be kept on another tier")
+    require(
+        samples and sample_nbytes,
+        UsageError,
+        "the dataset has no bytes that could be kept on another tier",
+    )
     group = math.ceil(int(np.diff(edges).max()) * sample_nbytes) + ROUNDING
     total = math.ceil(samples * sample_nbytes) + groups * ROUNDING
     uneven = 2 * group if job.nodes > 1 else 0  # what nodes have that begins or ends with others
@@ -327,12 +330,13 @@ def fitted(edges: Ints, sample_nbytes: float, job: Job, **tiers: Any) -> TierPla
         uneven += group  # parts end with groups
         room = SHARE * capacity - uneven - 1
         parts = math.floor(total / job.nodes / room) + 1 if room > 0 else groups + 1
-        if parts > groups:
-            raise UsageError(
-                f"half of the fast tier ({show_nbytes(SHARE * capacity)}) is too small for "
-                f"the groups, of up to {show_nbytes(group)} each",
-                fix="repack with a smaller --buffer-size, or give more capacity",
-            )
+        require(
+            parts <= groups,
+            UsageError,
+            f"half of the fast tier ({show_nbytes(SHARE * capacity)}) is too small for "
+            f"the groups, of up to {show_nbytes(group)} each",
+            fix="repack with a smaller --buffer-size, or give more capacity",
+        )
     return TierPlan(
         job=job,
         **tiers,
