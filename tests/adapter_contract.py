@@ -31,9 +31,7 @@ def made(
     batch = random_batch(schema, count, seed=1)
     if "label" in schema.names:
         batch["label"] = np.arange(count, dtype="<i8")
-    origin, out = dataset(directory, "hdf5", schema, batch)[0], directory / "out.h5"
-    dsprep.repack(origin, out, buffer_size=group, stripe_size="4KiB", durable=False)
-    return out, batch
+    return dataset(directory, "hdf5", schema, batch, grouped=group)
 
 
 @pytest.fixture(scope="module")

@@ -15,18 +15,21 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 from typer.testing import CliRunner
 
+import dsprep
 from dsprep import formats
 from dsprep.cli import app
 from dsprep.core.groups import Grouping, plain
 from dsprep.core.packing import Tables
 from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
+from dsprep.errors import DsprepError
 from dsprep.formats.base import Format, Source, State, WritableFormat, Writer
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.layout import as_json, fit
 from dsprep.storage.identity import BLOCK_NBYTES, BLOCKS
-from dsprep.storage.trees import sized_files
+from dsprep.storage.trees import remove, sized_files
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.writing.create_sidecar import Looks, Made, make
 from dsprep.writing.job import RunOptions
@@ -211,14 +214,59 @@ def dataset(
     format: str = "hdf5",
     schema: Schema = MIXED,
     samples: Batch | int = 90,
+    *,
+    name: str = "set",
+    grouped: int = 0,
+    sidecar: bool = True,
     **options: Any,
 ) -> tuple[Path, Batch]:
-    """A dataset of one file and its sidecar, of these samples, or so many at random."""
+    """A dataset of one file, of these samples, or so many at random; `grouped` by so many."""
     batch = random_batch(schema, samples, seed=10) if isinstance(samples, int) else samples
-    path = directory / f"set{SUFFIX[format]}"
-    write_batch(formats.load(format), path, schema, batch, WriteOptions(**options))
-    describe(formats.load(format), schema, [path], path).save(durable=False)
+    path = first = directory / f"{name}{SUFFIX[format]}"
+    if grouped:
+        first = directory / f"origin of {path.name}"
+    write_batch(formats.load(format), first, schema, batch, WriteOptions(**options))
+    if sidecar or grouped:
+        describe(formats.load(format), schema, [first], first).save(durable=False)
+    if grouped:
+        dsprep.repack(first, path, buffer_size=grouped, stripe_size="4KiB", durable=False)
+        remove(first)
+        remove(sidecar_of(first))
+        if not sidecar:
+            remove(sidecar_of(path))
     return path, batch
+
+
+def sidecar_of(path: Path) -> Path:
+    """The sidecar that lies beside a dataset."""
+    return path.with_name(f"{path.name}.dsprep.json")
+
+
+def ranks(count: int) -> list[dict[str, int]]:
+    """The arguments of a Reader that say its place among so many, for each of them."""
+    return [{"rank": rank, "world_size": count} for rank in range(count)]
+
+
+def damaged(path: Path, cuts: int = 12, flips: int = 24) -> Iterator[str]:
+    """Damage a file in one way after another, with its time stamps kept; it is whole at the end.
+
+    It is cut at so many lengths, from none on, then so many bits are inverted, one at a time.
+    """
+    whole, status = path.read_bytes(), path.stat()
+    lengths = np.linspace(0, len(whole) - 1, cuts).astype(int).tolist()
+    places = np.linspace(0, len(whole) - 1, flips).astype(int).tolist()
+    ways = [(f"cut to {n} bytes", whole[:n]) for n in lengths]
+    for bit, at in enumerate(places):
+        byte = bytes([whole[at] ^ 1 << bit % 8])
+        ways.append((f"bit {bit % 8} of byte {at}", whole[:at] + byte + whole[at + 1 :]))
+    try:
+        for way, data in ways:
+            path.write_bytes(data)
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+            yield way
+    finally:
+        path.write_bytes(whole)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 class MemorySource(Source):
@@ -360,10 +408,23 @@ def cli(*words: object, code: int | None = 0) -> Answer:
     return Answer(done.exit_code, done.stdout, done.stderr)
 
 
-def fails(*words: object, code: int | None = 1) -> str:
+def cli_error(*words: object, code: int | None = 1) -> str:
     """Run a command that fails with one line of error; return that line, notes left out."""
     done = cli(*words, code=code)
     assert done.code in (1, 2)
     (line,) = (w for w in done.err.splitlines() if not w.startswith("dsprep: note: "))
     assert line.startswith("dsprep: error: ")
     return line
+
+
+def fails(call: Callable[[], Any], kind: type[DsprepError], *parts: object) -> DsprepError:
+    """Call a function that raises an error of one line, of this kind; return the error.
+
+    The text names each of the parts: the file, the offset, the field, the option that helps.
+    """
+    with pytest.raises(kind) as caught:
+        call()
+    text = str(caught.value)
+    assert "\n" not in text
+    assert not [part for part in map(str, parts) if part not in text], text
+    return caught.value

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import cli, fails
+from support import cli, cli_error
 
 from dsprep.bench.report import answer as answers
 from dsprep.bench.report import comparing, model, page, sweeping, tables
@@ -361,7 +361,7 @@ def test_compare_refuses_what_it_cannot(tmp_path):
         ([old, old, "--measure", "hit_percent"], 2, "no strategy has"),
         ([old, tmp_path / "kind"], 1, "not a report"),
     ):
-        assert words in fails("bench", "compare", *args, code=code)
+        assert words in cli_error("bench", "compare", *args, code=code)
 
 
 # --- what is written -------------------------------------------------------------------------

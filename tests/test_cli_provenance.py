@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zarr
 from oracles import SUFFIX, tensorflow
-from support import cli, fails
+from support import cli, cli_error
 
 FORMATS = sorted(SUFFIX)
 N = 100
@@ -103,6 +103,6 @@ def test_the_history_of_a_database(tmp_path):
     cli("provenance", tmp_path / "h.lmdb", "--law", "replay")
     cli("provenance", tmp_path / "h.lmdb", "--law", "runs")
     assert "runs" in cli("provenance", tmp_path / "h.lmdb", "--show").out
-    text = fails("provenance", tmp_path / "h.lmdb", "--law", "affine", code=2)
+    text = cli_error("provenance", tmp_path / "h.lmdb", "--law", "affine", code=2)
     assert "does not give every offset exactly" in text
-    assert "one of affine" in fails("provenance", tmp_path / "h.lmdb", "--law", "magic", code=2)
+    assert "one of affine" in cli_error("provenance", tmp_path / "h.lmdb", "--law", "magic", code=2)

@@ -6,7 +6,7 @@ import sys
 
 import h5py
 import pytest
-from support import cli, fails
+from support import cli, cli_error
 
 from dsprep.verbs import break_even
 from dsprep.writing.staging import Staging
@@ -47,7 +47,7 @@ def test_a_leftover_of_other_options_is_told_in_words(train, tmp_path, monkeypat
     words = ("repack", "--no-measure", train, tmp_path / "o.h5", "-b")
     cli(*words, 10, code=130)
     monkeypatch.undo()
-    told = fails(*words, 20, "--shuffle", 1)
+    told = cli_error(*words, 20, "--shuffle", 1)
     assert "--shuffle" in told.split("(other: ")[1].split(")")[0]
     assert "--restart to discard what it left" in told
 

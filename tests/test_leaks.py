@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import pytest
 import zarr
-from support import cli, fails, written
+from support import cli, cli_error, written
 
 import dsprep
 from dsprep import executors
@@ -64,7 +64,7 @@ def test_rows_that_are_not_there_are_refused(tmp_path):
         change(path, layouts=content["layouts"])
         with Sidecar.open(path) as opened, pytest.raises(FormatError, match="rows"):
             opened.extents([0])
-        assert "rows that do not exist" in fails("provenance", path, "--locate", "0")
+        assert "rows that do not exist" in cli_error("provenance", path, "--locate", "0")
 
 
 def test_names_of_attributes_that_are_no_text(tmp_path):
@@ -228,7 +228,7 @@ def test_no_more_threads_is_one_line(tmp_path, monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    told = fails("convert", path, tmp_path / "b.lmdb")
+    told = cli_error("convert", path, tmp_path / "b.lmdb")
     assert "no more threads" in told
     assert "--workers" in told
 
@@ -305,4 +305,4 @@ def test_an_error_without_a_name_says_what_was_written(tmp_path, monkeypatch):
 
     monkeypatch.setattr("dsprep.writing.transfer.ShardCopy.run", failing)
     words = ("convert", path, tmp_path / "out", "--to", "zarr", "--samples-per-file", 15)
-    assert "Input/output error (while out-00000-of-00003.zarr was written)" in fails(*words)
+    assert "Input/output error (while out-00000-of-00003.zarr was written)" in cli_error(*words)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import zarr
 from image_files import png
-from support import cli, fails, random_batch, written
+from support import cli, cli_error, random_batch, written
 
 import dsprep
 from dsprep.core.schema import Field, Schema
@@ -69,7 +69,7 @@ def test_links_of_a_zarr_tree(what, codec, tmp_path):
         source.read(0, 10)
     with dsprep.open(path, FOLLOW) as source:
         np.testing.assert_array_equal(source.read(0, 10)["x"], x)
-    assert "--follow-external" in fails("convert", path, tmp_path / "b.h5")
+    assert "--follow-external" in cli_error("convert", path, tmp_path / "b.h5")
     cli("convert", path, tmp_path / "b.h5", "--follow-external")
     with dsprep.open(tmp_path / "b.h5") as source:
         np.testing.assert_array_equal(source.read(0, 10)["x"], x)

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 from oracles import SUFFIX
-from support import MIXED, assert_same_batch, cli, fails, flip, random_batch, written
+from support import MIXED, assert_same_batch, cli, cli_error, flip, random_batch, written
 from test_located import taken
 
 import dsprep
@@ -266,7 +266,7 @@ def test_the_command(origins, tmp_path):
     assert any("ranks" in w for w in found["warnings"])
     assert any("N/G" in w for w in found["warnings"])
     assert "pays" in cli("repack", origin, out, "-b", "64", "--shuffle", "3").said
-    assert "--overwrite" in fails("repack", origin, out, "-b", "64")
+    assert "--overwrite" in cli_error("repack", origin, out, "-b", "64")
     cli("repack", origin, tmp_path / "z.zarr.zip", "--no-measure", "--json")
     assert (tmp_path / "z.zarr.zip").exists()
     with dsprep.open(tmp_path / "z.zarr.zip") as source:
@@ -287,7 +287,7 @@ def test_the_command(origins, tmp_path):
 )
 def test_wrong_usage_is_one_line(words, says, origins, tmp_path):
     _, _, origin = origins["fixed"]
-    assert says in fails("repack", origin, tmp_path / "out.h5", *words, code=2)
+    assert says in cli_error("repack", origin, tmp_path / "out.h5", *words, code=2)
     assert not list(tmp_path.iterdir())
 
 
@@ -401,7 +401,7 @@ def test_a_killed_first_pass_is_continued(origins, tmp_path, monkeypatch):
 def test_more_duplicates_than_storage_are_refused(origins, tmp_path):
     _, _, origin = origins["fixed"]
     words = ("repack", origin, tmp_path / "out.h5", "--duplicate", 10**21)
-    assert "--duplicate" in fails(*words, code=2)
+    assert "--duplicate" in cli_error(*words, code=2)
 
 
 @pytest.mark.parametrize("name", ["duplicate", "samples_per_file"])

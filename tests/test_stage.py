@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import cli, epochs, fails, flip, random_batch, written
+from support import cli, cli_error, epochs, flip, random_batch, written
 
 import dsprep
 from dsprep.cache.folder import CacheFolder
@@ -276,7 +276,7 @@ def test_what_does_not_have_its_checksum_is_not_staged(root, tmp_path):
         at = int(sidecar.locate(50, "x")[2][0])
     flip(path, at + 99, keep_time=True)
     words = ["-P", "1", "--ranks-per-node", "1", "-M", "5", "--to", str(tmp_path / "cache")]
-    text = fails("stage", str(path), *words, code=1)
+    text = cli_error("stage", str(path), *words, code=1)
     assert "their CRC-32C is" in text
     assert copy_of(tmp_path / "cache").ready == 12
     flip(path, at + 99, keep_time=True)
@@ -313,7 +313,9 @@ def test_a_manifest_lists_the_ranges_in_their_order(root, tmp_path):
 def test_a_manifest_replaces_nothing_else(root, tmp_path):
     file = tmp_path / "m.jsonl"
     file.write_text("mine")
-    assert "is not a manifest" in fails(*words(made(root, "out.h5"), "--all", "--manifest", file))
+    assert "is not a manifest" in cli_error(
+        *words(made(root, "out.h5"), "--all", "--manifest", file)
+    )
     assert file.read_text() == "mine"
     file.unlink()
     for _ in range(2):
@@ -350,5 +352,5 @@ def test_the_command_says_what_it_did(root, tmp_path, monkeypatch):
 def test_what_makes_no_sense(root, more, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SLURM_NODEID", raising=False)
-    assert text in fails(*words(made(root, "out.h5"), *more), code=1 if more[-1] == "z" else 2)
+    assert text in cli_error(*words(made(root, "out.h5"), *more), code=1 if more[-1] == "z" else 2)
     assert not list(tmp_path.iterdir())

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import cli, fails
+from support import cli, cli_error
 
 import dsprep
 from dsprep.core.schema import Array, Ragged, decode_dtype
@@ -365,7 +365,7 @@ def test_audit_stage_and_repack_take_subsets(grouped: Path, tmp_path: Path) -> N
     count = int(np.isin(label, (3, 5)).sum())
     assert (report["samples"], report["kept"]) == (count, True)
     more = ["--weights", "label", "--resume-at", "3"]
-    assert "--resume-ranks" in fails(*common, *more, code=None)
+    assert "--resume-ranks" in cli_error(*common, *more, code=None)
     report = cli(*common, *more, "--resume-ranks", 2).json()
     assert report["kept"]
     assert report["epochs"][0]["drawn"][0] < count
