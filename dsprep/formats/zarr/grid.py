@@ -1,14 +1,12 @@
 """Where the chunks of a store go, decided before any I/O.
 
-Without groups the rows of every array are back to back. In groups a chunk is a group. Where groups
-differ in their number of samples, which chunks may not, a chunk is what all groups are multiples
-of, and the chunks of a group are back to back. The values of a ragged field have one chunk per
-group, as long as the largest group needs: the rows of group g begin at row ``g * capacity``.
+Without groups the rows of every array are back to back. In groups a chunk is a group; all but the
+last have equally many samples. The values of a ragged field have one chunk per group, as long as
+the largest group needs: the rows of group g begin at row ``g * capacity``.
 
 A **track** is a series of groups, each in one range of bytes: in a ZIP file all arrays with values
-of samples, in a directory one array in files of its own. In a directory small fields, and fixed
-ones where groups differ in size, are **ordinary**, as the index of ragged ones is: rows back to
-back, in chunks of their own.
+of samples, in a directory one array in files of its own. In a directory small fields are
+**ordinary**, as the index of ragged ones is: rows back to back, in chunks of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ import numpy as np
 
 from dsprep.core.groups import Grouping, round_up
 from dsprep.core.schema import Ints, Schema
-from dsprep.core.spans import offsets_of
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.base import FilePlan
 from dsprep.formats.options import WriteOptions
@@ -38,9 +35,6 @@ MAX_PACKED = (1 << 31) - 32
 
 WIDE = 64
 """Arrays of further tracks are aligned where a chunk has as many stripes, which costs 1/64."""
-
-MAX_MEMBERS = 1 << 22
-"""Chunks of an array that a shard's index or a ZIP file lists at most."""
 
 ENTRY = 140
 """Bytes of an entry in a ZIP file's central directory, with its name, at most."""
@@ -97,19 +91,19 @@ class Grid:
     def __init__(
         self, schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool
     ) -> None:
-        self.schema, self.options = schema, options
-        self.grouping, self.grouped, samples = grouping, not grouping.plain, grouping.total
+        self.schema, self.options, self.grouping = schema, options, grouping
+        self.grouped, samples = not grouping.plain, grouping.total
         self.zipped = zipped and self.grouped
-        self._planned, self.unit = plan_arrays(schema, options)
         self.tracks: list[Track] = []
         self.offsets: dict[int, Ints] = {}
         self.front, self.whole = 0, False
+        planned, self.unit = plan_arrays(schema, options)
         if self.grouped:
             self.unit = 1
             self._place_groups(grouping)
         else:
-            self.rows = [0 if p.role == "values" else samples for p in self._planned]
-            self.arrays = [p if p.role == "values" else p.settled(samples) for p in self._planned]
+            self.rows = [0 if p.role == "values" else samples for p in planned]
+            self.arrays = [p if p.role == "values" else p.settled(samples) for p in planned]
             self.ordinary = list(range(len(self.arrays)))
 
     def _place_groups(self, grouping: Grouping) -> None:
@@ -117,29 +111,27 @@ class Grid:
         packed = self.options.compress is not None
         self.whole = packed or self.zipped
         self._check(packed)
-        count, inner = int(grouping.edges[-1]), grouping.edges[1:-1]
-        self._chunk = int(np.gcd.reduce(inner)) if len(inner) else count
-        self._single = bool((np.diff(grouping.edges) <= self._chunk).all())  # a chunk per group
         sharded = not self.whole and self.options.zarr_format == 3
-        self.per = self._groups_per_file(sharded)
+        self.per = max(1, grouping.count) if sharded or self.zipped else 1
+        if sharded:
+            self.per = min(self.per, MAX_CHUNKS)
+        inside = self.per if sharded else 1
         bare = replace(self.options, compress=None, zarr_shard=None if sharded else 0)
         self.arrays, self.rows = plan_arrays(self.schema, bare)[0], []
         for number, plan in enumerate(self.arrays):
-            self.rows.append(count)
+            self.rows.append(grouping.total)
             if plan.role == "values":
                 capacity = int(grouping.rows[plan.field.name].max(initial=0))
                 self.rows[number] = capacity * grouping.count
                 chunk = max(1, capacity)
-                file = chunk * (self.per if sharded else 1)
-                self.arrays[number] = replace(plan, chunk=chunk, file=file)
+                self.arrays[number] = replace(plan, chunk=chunk, file=chunk * inside)
         divided = self._divide()
         tracked = {number for track in divided for number in track}
         for number, plan in enumerate(self.arrays):
             if number in tracked and plan.role == "samples":
-                per = self.per if self._single else -(-count // self._chunk)
-                file = self._chunk * (per if sharded else 1)
-                plan = replace(plan, chunk=self._chunk, file=file, whole_files=packed)
-                plan = replace(plan, codec=self.options.compress)
+                chunk, codec = grouping.samples, self.options.compress
+                plan = replace(plan, chunk=chunk, file=chunk * inside, whole_files=packed)
+                plan = replace(plan, codec=codec)
             self.arrays[number] = plan.settled(self.rows[number])
             self._check_chunk(number)
         self.ordinary = [n for n in range(len(self.arrays)) if n not in tracked]
@@ -157,19 +149,6 @@ class Grid:
                 "zarr: groups of ragged fields and in ZIP files are written without compression",
                 fix="leave it out, or write HDF5",
             )
-
-    def _groups_per_file(self, sharded: bool) -> int:
-        count = max(1, self.grouping.count)
-        if self._single and not self.zipped:
-            return min(count, MAX_CHUNKS) if sharded else 1
-        few = self.grouping.edges[-1] <= MAX_MEMBERS * self._chunk
-        if not (few and (sharded or self.zipped)):
-            raise UnsupportedError(
-                f"zarr: chunks of {self._chunk} samples, the largest that all groups are "
-                "multiples of, are too many, or would be files",
-                fix="choose groups of equally many samples, Zarr v3 without compression, or HDF5",
-            )
-        return count
 
     def _check_chunk(self, number: int) -> None:
         """Raise `UnsupportedError` if a chunk of an array is too large."""
@@ -202,7 +181,7 @@ class Grid:
             fixed = self.arrays[number].role == "samples"
             if fixed and nbytes[number] <= left:
                 left -= nbytes[number]
-            elif not fixed or self._single:
+            else:
                 own.insert(1, number)
         return [(n,) for n in own]
 
@@ -227,32 +206,23 @@ class Grid:
 
     def _track(self, numbers: tuple[int, ...], first: bool) -> Track:
         """Place the groups of some arrays; those of the first track are aligned."""
-        groups, align = self.grouping.count, self.grouping.align
+        align = self.grouping.align
         if not first and self.arrays[numbers[0]].chunk_nbytes < WIDE * align:
             align = 1
         head = self._header(numbers[0])
-        ends = np.full(groups, -head)  # behind the header of the first chunk a group begins
-        begins = {}
+        begins, end = {}, -head  # behind the header of the first chunk a group begins
         for n in numbers:
-            begins[n] = ends + self._header(n)
-            ends = ends + np.diff(self.first_chunks(n)) * (
-                self._header(n) + self.arrays[n].chunk_nbytes
-            )
-        strides = -(-(ends + head) // align) * align
-        starts = np.cumsum(strides) - strides
+            begins[n] = end + self._header(n)
+            end = begins[n] + self.arrays[n].chunk_nbytes
+        starts = np.arange(self.grouping.count) % self.per * round_up(end + head, align)
         if self.zipped:
             starts += round_up(self.front + head, align)
-        starts -= np.repeat(starts[:: self.per], self.per)[:groups] if not self.zipped else 0
         used = starts
         for n in numbers:
-            edges = self.first_chunks(n)
-            counts, step = np.diff(edges), self._header(n) + self.arrays[n].chunk_nbytes
-            within = np.arange(int(edges[-1])) - np.repeat(edges[:-1], counts)
-            self.offsets[n] = np.repeat(starts + begins[n], counts) + within * step
-            rows = self.rows_in_chunks(n)
+            self.offsets[n], rows = starts + begins[n], self._rows_of_groups(n)
             stops = self.offsets[n] + rows * self.arrays[n].row_nbytes
-            used = np.maximum(used, np.maximum.reduceat(np.where(rows > 0, stops, 0), edges[:-1]))
-        return Track(numbers, starts, used, starts + ends)
+            used = np.maximum(used, np.where(rows > 0, stops, 0))
+        return Track(numbers, starts, used, starts + end)
 
     @property
     def summed(self) -> int:
@@ -267,42 +237,23 @@ class Grid:
         last = max(0, plan.chunks(self.rows[number]) - 1)
         return header_nbytes(plan.key(last, self.options.zarr_format)) if self.zipped else 0
 
-    def first_chunks(self, number: int) -> Ints:
-        """Return the first chunk of each group, and the number of all: shape ``(groups + 1,)``."""
-        if self.arrays[number].role == "values":
-            return np.arange(self.grouping.count + 1)
-        return offsets_of(-(-np.diff(self.grouping.edges) // self.arrays[number].chunk))
-
-    def rows_in_chunks(self, number: int) -> Ints:
-        """Return how many rows of samples each chunk of an array has: int64, ``(chunks,)``."""
+    def _rows_of_groups(self, number: int) -> Ints:
+        """Return how many rows of an array each group has: int64, ``(groups,)``."""
         plan = self.arrays[number]
         if plan.role == "values":
             return np.asarray(self.grouping.rows[plan.field.name], np.int64)
-        chunks = np.arange(plan.chunks(self.rows[number]))
-        return np.minimum(plan.chunk, self.rows[number] - plan.chunk * chunks)
+        return np.diff(self.grouping.edges)
 
-    def first_rows(self, name: str, counts: Ints) -> Ints:
-        """Return the first row of each sample of a ragged field, of which samples have so many."""
-        first, edges = offsets_of(counts)[:-1], self.grouping.edges
-        if not self.grouped:
-            return first
-        group = np.repeat(np.arange(self.grouping.count), np.diff(edges))
-        return first - first[edges[group]] + group * int(np.max(self.grouping.rows[name]))
-
-    def payload(self, number: int) -> int:
+    def _payload(self, number: int) -> int:
         """Return the bytes of all samples in an array."""
-        return int(self.rows_in_chunks(number).sum()) * self.arrays[number].row_nbytes
+        return int(self._rows_of_groups(number).sum()) * self.arrays[number].row_nbytes
 
     # --- for a person and for the space check --------------------------------------------------
 
     def stored(self) -> dict[str, str]:
         """Return how each field will be stored."""
-        stored = dict[str, str]()
-        for plan, array in zip(self._planned, self.arrays, strict=True):
-            if plan.role in ("samples", "values"):
-                codec = "" if array.codec is None else f", {array.codec}"
-                stored[plan.field.name] = show(plan) + codec
-        return stored
+        shown = (p for p in self.arrays if p.role in ("samples", "values"))
+        return {p.field.name: show(p) for p in shown}
 
     def report(self, plan: FilePlan) -> FilePlan:
         """Return the plan with how groups will be stored."""
@@ -313,7 +264,7 @@ class Grid:
         for track in self.tracks:
             array, groups = self.arrays[track.numbers[0]], self.grouping.count
             last = np.minimum(np.arange(0, groups, self.per) + self.per, groups) - 1  # of each file
-            content = sum(map(self.payload, track.numbers))
+            content = sum(map(self._payload, track.numbers))
             stored = int(track.ends[last].sum()) - self.front
             if array.codec:
                 content = stored = stored + stored // 100 + OVERHEAD * groups
@@ -323,7 +274,7 @@ class Grid:
                 nbytes += index_nbytes(array.file // array.chunk) * len(last)
         if self.zipped:
             nbytes += ENTRY * (len(self.documents) + sum(map(len, self.offsets.values())))
-        alone = [n for n in self.ordinary if self.arrays[n].role == "samples" and self.payload(n)]
+        alone = [n for n in self.ordinary if self.arrays[n].role == "samples" and self._payload(n)]
         each = np.diff(self.grouping.edges) * sum(self.arrays[n].row_nbytes for n in alone)
         largest = int(sum((t.used - t.starts for t in self.tracks), each).max(initial=0))
         aligned = all(not (t.starts % self.grouping.align).any() for t in self.tracks[:1])

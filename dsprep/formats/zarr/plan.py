@@ -233,11 +233,12 @@ def power_of_two(n: int) -> int:
 
 
 def show(plan: ArrayPlan) -> str:
-    """Return the plan for a person to read; how many samples there will be is not known yet."""
+    """Return the plan for a person to read."""
     stored = plan.carrier.dtype.name if plan.carrier.dtype.isnative else plan.carrier.dtype.str
     unit, text = "samples", stored
     if plan.role == "values":
         unit, text = "rows", f"group of first, count and values: {stored}"
     text += f" ({show_dtype(plan.field.dtype)} bits)" * plan.carrier.stands_in
     text += f", chunks of up to {plan.chunk:,} {unit}"
-    return text + (f", shards of up to {plan.file:,}" if plan.sharded else "")
+    text += f", shards of up to {plan.file:,}" * plan.sharded
+    return text + (f", {plan.codec}" if plan.codec else "")

@@ -40,10 +40,9 @@ from dsprep.formats.stored_rows import contiguous, spans
 from dsprep.formats.zarr.chunks import build_index
 from dsprep.formats.zarr.documents import encode_file, encoder, root_key
 from dsprep.formats.zarr.grid import Grid
-from dsprep.formats.zarr.locate import blocks_of, fill_free
+from dsprep.formats.zarr.locate import blocks_of
 from dsprep.formats.zarr.plan import ArrayPlan
 from dsprep.formats.zarr.zip_file import Member, directory, is_zip, local_header, pack
-from dsprep.layout.laws import Explicit, Law
 from dsprep.layout.model import Column, FileLayout, Groups
 from dsprep.layout.model import Grid as LocatedGrid
 from dsprep.storage.base import Handle
@@ -119,12 +118,6 @@ class ZarrWriter(Writer):
         self._rows = {f.name: 0 for f in grid.schema if f.ragged}
         self._most = {n: int(rows.max(initial=0)) for n, rows in grid.grouping.rows.items()}
         self._sums, self._crc32 = Sums(), dict[tuple[int, int], int]()
-        # What `layout` needs and an earlier run has not left: rows of samples, bytes of chunks,
-        # and where the members of a ZIP file begin.
-        self._continued = state is not None
-        self._counts: dict[str, list[Ints]] = {name: [] for name in self._rows}
-        self._sizes = dict[tuple[int, int], Ints]()
-        self._begins: Mapping[str, int] | None = None
         self._dirty: set[Path] = set()
         self._written: set[Path] = set()  # since the last `start_sync`
         self._lock = threading.Lock()
@@ -228,7 +221,6 @@ class ZarrWriter(Writer):
                 self._rows[name] = begin
             piece.first_row[name] = self._rows[name]
             self._rows[name] += int(counts.sum())
-            self._counts[name].append(counts)
             rows = self._rows[name] - begin
             if grouped and rows > int(grouping.rows[name][group]):
                 raise TargetError(
@@ -288,18 +280,16 @@ class ZarrWriter(Writer):
         with self._opened(self.root, int(track.ends[-1])) as fd:
             for n in track.numbers:
                 plan = self.arrays[n]
-                first, rows = piece.column(n, plan)
-                for k in range(*grid.first_chunks(n)[group : group + 2].tolist()):
-                    at, crc, crc32 = int(grid.offsets[n][k]), 0, 0
-                    data = as_bytes(rows[k * plan.chunk - first :][: plan.chunk])
-                    for i in range(0, len(data), CALL_NBYTES):  # in the cache
-                        part = data[i : i + CALL_NBYTES]
-                        crc32 = zlib.crc32(part, crc32)
-                        crc = pwrite_crc32c(fd, [part], at + i, crc)
-                    crc32 = CRC32.joined([(0, len(data), crc32)], plan.chunk_nbytes)
-                    header = self._write_header(fd, n, k, crc32)
-                    parts.append((at - len(header) - begin, len(header), CRC32C.of(header)))
-                    parts.append((at - begin, len(data), crc))
+                at, crc, crc32 = int(grid.offsets[n][group]), 0, 0
+                data = as_bytes(piece.column(n, plan)[1])
+                for i in range(0, len(data), CALL_NBYTES):  # in the cache
+                    part = data[i : i + CALL_NBYTES]
+                    crc32 = zlib.crc32(part, crc32)
+                    crc = pwrite_crc32c(fd, [part], at + i, crc)
+                crc32 = CRC32.joined([(0, len(data), crc32)], plan.chunk_nbytes)
+                header = self._write_header(fd, n, group, crc32)
+                parts.append((at - len(header) - begin, len(header), CRC32C.of(header)))
+                parts.append((at - begin, len(data), crc))
         parts = sorted(p for p in parts if 0 <= p[0] < end - begin)
         self._sums.add(group, begin, end - begin, CRC32C.joined(parts, end - begin))
 
@@ -313,8 +303,8 @@ class ZarrWriter(Writer):
     def _write_file(self, number: int, i: int, chunks: Sequence[Any]) -> None:
         """Write file `i` of an array, made of encoded chunks."""
         plan, parts = self.arrays[number], list(chunks)
-        sizes = self._sizes[number, i] = np.array([len(c) for c in chunks], np.int64)
         if plan.sharded:
+            sizes = np.array([len(c) for c in chunks], np.int64)
             parts.append(build_index(sizes, plan.file // plan.chunk))
         self._replace(self._file(number, i), parts)
 
@@ -327,7 +317,6 @@ class ZarrWriter(Writer):
     @override
     def finish(self) -> None:
         if self._grid.zipped:
-            self._total = self._grid.rows
             self._finish_zip()
             return
         if not self._complete:
@@ -340,13 +329,12 @@ class ZarrWriter(Writer):
                     self._finish_rows(number, rows[number])
                 elif not plan.whole_files and rows[number] and plan.row_nbytes:
                     self._encode_spool(number, rows[number])
-            self._total = rows
             self._finish_documents(self._grid.describe(rows))
         remove(self._spool)
         if self.durable:
             sync_directory(self.root)
         if self.root != self._path:
-            self._begins = pack(self.root, self._path, self.durable)
+            pack(self.root, self._path, self.durable)
 
     def _finish_rows(self, number: int, rows: int) -> None:
         """Fill the last chunk of each file of an array with zeros, and add the index."""
@@ -432,52 +420,31 @@ class ZarrWriter(Writer):
 
     @override
     def layout(self) -> FileLayout | None:
-        if self._continued or any("{" in plan.path for plan in self.arrays):
+        # Where it follows from the plan: of fixed fields, as they are.
+        plain = all(p.role == "samples" and p.codec is None for p in self.arrays)
+        if not plain or self.root != self._path or any("{" in p.path for p in self.arrays):
             return None
-        columns = dict[str, Column]()
-        for number, plan in enumerate(self.arrays):
-            name, rows = plan.field.name, tuple[Law, ...]()
-            if plan.role == "values":
-                counts = np.concatenate(self._counts[name])
-                rows = Explicit(self._grid.first_rows(name, counts)), Explicit(counts)
-            if plan.role not in ("samples", "values"):
-                continue
-            columns[name] = Column(self._located(number), 1, *rows)
-        count = int(self._grid.grouping.edges[-1])
-        return FileLayout(count, columns={n: columns[n] for n in self._grid.schema.names})
+        columns = {p.field.name: Column(self._located(n)) for n, p in enumerate(self.arrays)}
+        return FileLayout(self._grid.grouping.total, columns=columns)
 
     def _located(self, number: int) -> LocatedGrid | None:
         """Return where the chunks of an array are; None if it has no bytes."""
-        plan, rows = self.arrays[number], self._total[number]
+        plan, rows = self.arrays[number], self._grid.rows[number]
         if not rows * plan.row_nbytes:
             return None
-        files, chunks = plan.files(rows), plan.chunks(rows)
-        lengths = np.zeros((files, plan.file // plan.chunk), np.int64)
-        lengths.reshape(-1)[:chunks] = plan.chunk_nbytes
-        if plan.codec is not None:
-            sizes = [self._sizes[number, i] for i in range(files)]
-            lengths.reshape(-1)[:chunks] = np.concatenate(sizes)
-        offsets = np.cumsum(lengths, axis=1) - lengths
-        if number in self._grid.offsets:
-            offsets.reshape(-1)[:chunks] = self._grid.offsets[number]
-        if self._begins is not None:
-            offsets += np.array([self._begins[self._key(number, i)] for i in range(files)])[:, None]
-        offsets[lengths == 0] = -1
-        path, per = self._key(number, 0), None
-        if self._grid.zipped or self._begins is not None or files == 1:
-            offsets, lengths = offsets.reshape(-1)[:chunks], lengths.reshape(-1)[:chunks]
-            path = path if self._begins is None and not self._grid.zipped else ""
-        else:
-            path = plan.key(None, self._grid.options.zarr_format)
-            per = (lengths.shape[1], *(1 for _ in plan.inner))
-            fill_free(offsets, lengths, lengths > 0, plan.chunk_nbytes * (plan.codec is None))
+        files, per, placed = plan.files(rows), plan.file // plan.chunk, self._grid.offsets
+        alone = files == 1 or self._grid.zipped
+        count = plan.chunks(rows) if alone else files * per
+        offsets = np.resize(placed.get(number, np.arange(per) * plan.chunk_nbytes), count)
+        path = plan.key(0 if alone else None, self._grid.options.zarr_format)
         return LocatedGrid(
-            blocks_of(offsets, lengths, path),
+            blocks_of(
+                offsets, np.full(count, plan.chunk_nbytes), "" if self._grid.zipped else path
+            ),
             (rows, *plan.inner),
             plan.carrier.dtype.itemsize,
             (plan.chunk, *plan.inner),
-            per,
-            () if plan.codec is None else ({"id": plan.codec.codec},),
+            None if alone else (per, *(1 for _ in plan.inner)),
         )
 
     @override

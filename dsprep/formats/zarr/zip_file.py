@@ -69,23 +69,17 @@ def directory(members: Iterable[Member], at: int) -> bytes:
     return body + end + struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, count, count, nbytes, at, 0)
 
 
-def pack(root: Path, path: Path, durable: bool) -> dict[str, int]:
-    """Make the directory `root` the ZIP file `path`. Can be repeated if interrupted.
-
-    Returns where the bytes of each member begin.
-    """
-    begins = {}
+def pack(root: Path, path: Path, durable: bool) -> None:
+    """Make the directory `root` the ZIP file `path`. Can be repeated if interrupted."""
     with path.open("wb") as file:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as target:
             for source in sorted(p for p in root.rglob("*") if p.is_file()):
                 info = zipfile.ZipInfo(str(source.relative_to(root)), (1980, 1, 1, 0, 0, 0))
                 info.external_attr, info.file_size = MODE, source.stat().st_size
                 with source.open("rb") as data, target.open(info, "w") as out:
-                    begins[info.filename] = file.tell()
                     shutil.copyfileobj(data, out, BLOCK)
         if durable:
             file.flush()
             sync(file.fileno())
     if durable:
         sync_directory(path.parent)
-    return begins
