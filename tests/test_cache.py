@@ -291,7 +291,8 @@ def test_two_jobs_at_once_copy_all_once(datasets, tmp_path):
 def test_ranks_of_a_node_that_one_reads_for(datasets, tmp_path, monkeypatch):
     """The one that reads uses the cache."""
     path, cache, own = datasets("out.h5"), tmp_path / "cache", {"epochs": 2, "world_size": 2}
-    shared = {**own, "readers_per_node": 1, "node_key": f"{os.getpid()} cache", "cache": cache}
+    shared = {**own, "readers_per_node": 1, "cache": cache}
+    monkeypatch.setenv("MASTER_PORT", f"{os.getpid()} cache")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     readers = []
     for rank in range(2):

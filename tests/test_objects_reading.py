@@ -258,18 +258,18 @@ def test_readers_of_a_node_read_for_other_processes(url):
     """One of two ranks reads for both, into memory that they share."""
     program = """
 import os, sys, dsprep
-rank, url, key = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-how = {"rank": rank, "world_size": 2, "readers_per_node": 1, "node_key": key}
+rank, url = int(sys.argv[1]), sys.argv[2]
+how = {"rank": rank, "world_size": 2, "readers_per_node": 1}
 with dsprep.Reader(url, 32, epochs=1, **how) as reader:
     print(*(int(i) for batch in reader for i in batch["id"]), flush=True)
     sys.stdin.read()
 from dsprep.storage.objects.requests import counters
 print(counters.requests, flush=True)
 """
-    env = {**os.environ, "LOCAL_WORLD_SIZE": "2"}
+    env = {**os.environ, "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": f"objects-{os.getpid()}"}
     ranks = []
     for rank in "01":
-        command = [sys.executable, "-c", program, rank, url, f"objects-{os.getpid()}"]
+        command = [sys.executable, "-c", program, rank, url]
         how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         ranks.append(subprocess.Popen(command, env={**env, "LOCAL_RANK": rank}, **how))
     lines = [rank.stdout.readline() for rank in ranks]

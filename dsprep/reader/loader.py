@@ -153,8 +153,6 @@ class Reader(ReaderOptions):
     comm
         An mpi4py communicator whose processes stagger; they all make their Readers in the same
         order then, and close them.
-    node_key
-        What the ranks of this job have in common on this node, where the launcher does not say.
     subset
         Which samples are used, as if the dataset had no others: a condition such as
         ``"label in (3, 5)"``, numbers of samples, one bool for each, a ``.npy`` file with either,
@@ -230,7 +228,7 @@ class Reader(ReaderOptions):
         self._settings = self._set_up(self.comm)
         if self.readers_per_node is not None:
             task = ReadTask(self._filler, self._order, self._settings)
-            self._node = join(self.rank_info, self.readers_per_node, self.node_key, task)
+            self._node = join(self.rank_info, self.readers_per_node, task)
             if self._node is not None:  # also where nobody closes this
                 weakref.finalize(self, self._node.close)
 

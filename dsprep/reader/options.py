@@ -183,7 +183,6 @@ class ReaderOptions(OrderOptions):
     readers_per_node: int | None = None
     stagger: int | None = None
     comm: Any = None
-    node_key: str | None = None
     check_order: bool = True
     follow_external: bool = False
     allocate: Allocate = anonymous

@@ -9,7 +9,7 @@ from dsprep.errors import DsprepError
 from dsprep.reader.cached import ReaderCache
 from dsprep.reader.defaults import Choice, buffers_by_rule, choose, cores_of, units_ahead
 from dsprep.reader.engines import Engine, Fallback, make
-from dsprep.reader.node.stagger import staggering
+from dsprep.reader.node.tokens import staggering
 from dsprep.reader.options import ReaderOptions, chosen_fields
 from dsprep.reader.order import Assignment
 from dsprep.reader.pipeline import Settings
@@ -58,7 +58,7 @@ def settings_for(
         cache=cache,
         token=nullcontext
         if stagger is None
-        else staggering(rank_info, stagger, choice.threads, options.node_key, comm),
+        else staggering(rank_info, stagger, choice.threads, comm),
     )
 
 

@@ -9,7 +9,6 @@ Analysis and Optimization" (LMDBIO-LMM), on fewer readers per node than processe
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from dsprep.core.packing import digest
 from dsprep.core.schema import Schema
@@ -37,52 +36,42 @@ JOB = (
 _STEP = ("MASTER_PORT", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 
 
-def job_key(node_key: str | None, env: Mapping[str, str] | None = None) -> str:
+def job_key() -> str:
     """Return what the processes of one job on this node have in common, and those of others not.
 
     What the launcher says; if that does not distinguish runs, the process that started
     this one.
     """
-    env = os.environ if env is None else env
-    if node_key is not None:
-        return f"key {node_key}"
-    words = [f"{name}={env[name]}" for name in JOB if name in env]
-    if not any(name in env for name in _STEP):
+    words = [f"{name}={os.environ[name]}" for name in JOB if name in os.environ]
+    if not any(name in os.environ for name in _STEP):
         words.append(f"parent {os.getppid()}")
     return " ".join(words)
 
 
-def join(
-    rank_info: RankInfo, readers: int, node_key: str | None, task: ReadTask
-) -> Client | Service | None:
+def join(rank_info: RankInfo, readers: int, task: ReadTask) -> Client | Service | None:
     """Return this process's part in reading for its node; None: it reads for itself alone.
 
     `readers` processes per node read. Raises `UsageError` if nothing says which of the node's
     processes this is.
     """
-    if rank_info.local_rank is None or rank_info.local_size is None:
+    rank, size = rank_info.local_rank, rank_info.local_size
+    if rank is None or size is None:
         raise UsageError(
             "readers_per_node needs to know which process of the node this is",
             found=str(rank_info),
             fix="set LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun does",
         )
-    if readers >= rank_info.local_size:
+    root = rank % readers
+    if readers >= size or (rank < readers and root + readers >= size):
         return None
-    root = rank_info.local_rank % readers
-    name = wire.address("node", job_key(node_key), root)
-    facts = {  # what the Readers of a node have to agree on
-        "version": wire.VERSION,
-        "sidecar": digest(task.filler.sidecar.path.read_bytes())[:16],
-        **task.order.facts(),
-        "world_size": task.order.world_size,
-        "batch_size": task.order.batch_size,
-        "fields": list(task.filler.names),
-        "verify": task.filler.verify,
-    }
-    if rank_info.local_rank >= readers:
-        return Client(name, root, rank_info.rank, facts, Schema(tuple(task.filler.fields)))
-    if root + readers >= rank_info.local_size:
-        return None
-    service = Service(task, facts)
+    agreed = (  # by the Readers of a node, which find each other by it
+        digest(task.filler.sidecar.path.read_bytes()),
+        *(task.order.facts(), task.order.world_size, task.order.batch_size),
+        *(task.filler.names, task.filler.verify),
+    )
+    name = wire.address("node", job_key(), root, *agreed)
+    if rank >= readers:
+        return Client(name, root, rank_info.rank, Schema(tuple(task.filler.fields)))
+    service = Service(task)
     service.publish(name, node_root.BIND_SECONDS)
     return service

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from dsprep import errors
 from dsprep.core.schema import Array, Batch, Bytes, Field, Ragged, Schema
 from dsprep.errors import DsprepError, ReadError, UsageError
 from dsprep.reader.ledger import Ledger
@@ -42,17 +41,12 @@ class Client:
         Of the socket.
     root, rank
         The local rank that reads, and this rank in the job, for messages.
-    facts
-        What both Readers must agree on.
     schema
         The fields of a batch.
     """
 
-    def __init__(
-        self, name: str, root: int, rank: int, facts: Mapping[str, Any], schema: Schema
-    ) -> None:
-        self._name, self._root, self._rank = name, root, rank
-        self._facts, self._schema = dict(facts), schema
+    def __init__(self, name: str, root: int, rank: int, schema: Schema) -> None:
+        self._name, self._root, self._rank, self._schema = name, root, rank, schema
         self.link: _Link | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
@@ -77,41 +71,39 @@ class Client:
 
     def _connect(self) -> _Link:
         self.close()
-        end, reason = time.monotonic() + WAIT_SECONDS, "no process answers"
+        end = time.monotonic() + WAIT_SECONDS
         while True:
-            with wire.new_socket() as sock:
-                refusal = self._greet(sock, end)
-                if refusal == "":
-                    kept = wire.own(socket.socket(fileno=sock.detach()))
-                    self.link = link = _Link(kept, self._schema)
-                    self._finalizer = weakref.finalize(self, link.close)
-                    return link
-            reason = refusal or reason
+            sock = wire.new_socket()
+            if self._is_welcome(sock, end):
+                self.link = link = _Link(sock, self._schema)
+                self._finalizer = weakref.finalize(self, link.close)
+                return link
+            sock.close()
             if time.monotonic() >= end:
                 raise ReadError(
                     f"local rank {self._root} of this node does not read for rank {self._rank}: "
-                    f"{reason}",
+                    "no process with the same Reader answers",
                     -1,
-                    fix=f"make the same Reader on local rank {self._root} and keep it open, give "
-                    "the ranks of a node the same node_key, or leave out readers_per_node",
+                    fix=f"make the same Reader (dataset, order, seed, batch_size, fields) on local "
+                    f"rank {self._root} and keep it open, or leave out readers_per_node",
                 )
             time.sleep(0.02)
 
-    def _greet(self, sock: socket.socket, end: float) -> str | None:
-        """Return why the other process does not read for this one, "" if it does, None: unknown."""
+    def _is_welcome(self, sock: socket.socket, end: float) -> bool:
+        """Connect to the other process; return whether it reads for this one."""
         try:
             sock.settimeout(max(1.0, end - time.monotonic()))
             sock.connect(self._name)
             if not wire.same_user(sock):
                 raise UsageError("a process of another user answers for the reader of the node")
-            wire.send(sock, {"version": wire.VERSION, "rank": self._rank, "facts": self._facts})
-            received = wire.receive(sock)
+            wire.send(sock, {"rank": self._rank})
+            welcome = wire.receive(sock) is not None
             sock.settimeout(None)
         except OSError as error:
             if isinstance(error, DsprepError):
                 raise
-            return None
-        return None if received is None else str(received[0]["why"])
+            return False
+        return welcome
 
     def lost(self) -> ReadError:
         """Return the error for a process that ended."""
@@ -200,7 +192,7 @@ class _Link:
             elif message["loop"] != self.loop:
                 self._done += [message["batch"]] if "batch" in message else []
             elif "error" in message:
-                raise _error(message)
+                raise ReadError(message["error"], message["sample"])
             else:
                 return message
         return None
@@ -315,14 +307,3 @@ class Remote:
             self._local.close()
         elif not self._link.lost and self._link.loop == self._number:
             self._link.ask("stop")
-
-
-def _error(message: Mapping[str, Any]) -> DsprepError:
-    """Return an error of the other process."""
-    name, text = str(message["error"]), str(message["text"])
-    kind = getattr(errors, name, None)
-    if isinstance(kind, type) and issubclass(kind, DsprepError) and kind is not ReadError:
-        return kind(text)
-    if kind is not ReadError:
-        text = f"the reader of this node failed: {name}: {text}"
-    return ReadError(text, int(message["sample"]))

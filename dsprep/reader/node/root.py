@@ -3,8 +3,8 @@
 ::
 
     client                                   root
-    what it reads, its rank ---------------> compared with the Readers of this process
-          <--------------------------------- welcome, or why not
+    its rank ------------------------------>
+          <--------------------------------- welcome
     ask start: loop, epoch, step ----------> a pipeline, which begins to read
     ask batch: which are no more ----------> their memory is free
           <------------- memory (each once), the batch: where it is in memory, what was read
@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import Array, Batch, Bytes, Ragged
-from dsprep.errors import UsageError
+from dsprep.errors import DsprepError, UsageError, describe
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Pool
 from dsprep.reader.mini_epochs import Pass
@@ -53,10 +53,10 @@ READ = (
 
 
 class Service:
-    """A Reader of this process, for clients that agree with it in all `facts`."""
+    """A Reader of this process, for clients that have the same Reader."""
 
-    def __init__(self, task: ReadTask, facts: Mapping[str, Any]) -> None:
-        self.task, self.facts = task, dict(facts)
+    def __init__(self, task: ReadTask) -> None:
+        self.task = task
         self._pid, self._closed = os.getpid(), False
         self._server: _Server | None = None
 
@@ -76,8 +76,8 @@ class Service:
             if time.monotonic() >= end:
                 raise UsageError(
                     "another process reads for this node already, under the same name",
-                    fix="give each job a node_key of its own, and each process of a node another "
-                    "local rank",
+                    fix="give each process of a node a LOCAL_RANK, and each job a MASTER_PORT, of "
+                    "its own",
                 )
             time.sleep(0.05)
 
@@ -101,7 +101,7 @@ class Service:
 
 
 class _Server:
-    """Answers clients of this node under one name, for all Readers of this process."""
+    """Answers clients of this node under one name, for equal Readers of this process."""
 
     def __init__(self, name: str) -> None:
         self.name, self.services = name, list[Service]()
@@ -130,23 +130,6 @@ class _Server:
             with _lock:
                 self.sessions = [s for s in self.sessions if s.alive()] + [session]
         self._sock.close()
-
-    def find(self, request: Mapping[str, Any]) -> Service | str:
-        """Return the Reader that a client asks for, or how the nearest one differs."""
-        nearest: tuple[list[str], Service] | None = None
-        for service in self.services:
-            names = [
-                n for n in {**service.facts, **request} if service.facts.get(n) != request.get(n)
-            ]
-            if not names:
-                return service
-            if nearest is None or len(names) < len(nearest[0]):
-                nearest = names, service
-        if nearest is None:
-            return "it has no Reader"
-        names, service = nearest
-        words = (f"{n} {service.facts.get(n)!r}, not {request.get(n)!r}" for n in names)
-        return f"its Reader has {', '.join(words)}"
 
     def remove(self, service: Service) -> bool:
         """Forget a Reader; return whether it was the last, which ends this."""
@@ -205,7 +188,7 @@ class _Session:
         return self._thread.is_alive()
 
     def _greet(self) -> bool:
-        """Find the Reader that the client asks for."""
+        """Learn the rank of the client; return whether there is a Reader for it."""
         if not wire.same_user(self._sock):
             return False
         self._sock.settimeout(GREETING_SECONDS)
@@ -215,12 +198,11 @@ class _Session:
         self._sock.settimeout(None)
         self._rank = int(received[0]["rank"])
         with _lock:
-            service = self._server.find(received[0]["facts"])
-            if isinstance(service, Service):
-                self.service = service
-        reason = service if isinstance(service, str) else ""
-        wire.send(self._sock, {"why": reason})
-        return not reason
+            if not self._server.services:  # it ends just now
+                return False
+            self.service = self._server.services[-1]
+        wire.send(self._sock, {"welcome": True})
+        return True
 
     def bid_farewell(self) -> None:
         """Have the client read for itself, and end."""
@@ -276,8 +258,8 @@ class _Session:
             next_batch = next(self._batches, None)
         except BaseException as error:
             self._end_loop()
-            text, sample = str(error)[: wire.LARGEST // 16], getattr(error, "sample", -1)
-            facts = {"error": type(error).__name__, "text": text, "sample": sample}
+            text = str(error) if isinstance(error, DsprepError) else describe(error)
+            facts = {"error": text[: wire.LARGEST // 16], "sample": getattr(error, "sample", -1)}
             wire.send(self._sock, {"loop": self._loop, **facts})
             return
         if next_batch is None:

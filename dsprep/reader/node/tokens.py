@@ -1,178 +1,129 @@
-"""At most n readers at a time: a token is held while reading, and handed on to the next reader.
+"""At most n readers at a time: a token is held while reading, and any reader takes a free one.
 
-There are n tokens, numbered from 0, and readers are numbered by their rank. A reader waits for the
-token ``rank % n``, and gives it to the next one that waits for the same token, in the order of
-ranks, around their end. So if all want to read, n consecutive ranks do, whose samples are next to
-each other in the sequence of the epoch, then the n after these. A token that nobody asks for may be
-taken by anyone. Nothing depends on how many readers there are, whether that is a multiple of n, or
-whether they come late, end early or are killed. Source: Pumma et al., "Scalable Deep Learning via
-I/O Analysis and Optimization" (LMDBIO, staggering).
+Who waits takes its turn first: one reader at a time looks for a free token, so that a reader which
+has just read does not take its token again before those that waited. Nothing depends on how many
+readers there are, or whether they come late, end early or are killed. Source: Pumma et al.,
+"Scalable Deep Learning via I/O Analysis and Optimization" (LMDBIO, staggering).
 
-On one node, a token is a socket with an abstract name (unix(7)). The kernel lets one process at a
-time have the name, and takes it back from one that is killed. Who wants the token connects to it.
-Who has read hands the socket itself over (``SCM_RIGHTS``), with the connections of those that wait.
+On one node, turn and tokens are sockets with abstract names (unix(7)). The kernel lets one process
+at a time have a name, and takes it back from one that is killed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import select
 import socket
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 from dsprep.reader.memory import Stopped
-from dsprep.reader.node import wire
+from dsprep.reader.node import job_key, wire
+from dsprep.reader.ranks import RankInfo
 
-POLL_SECONDS = 0.05
-"""How often one that waits looks for a token that nobody has, and whether it is to stop."""
-_MOST = wire.MOST_FDS - 1
-
-
-def successor(waiting: Sequence[int], rank: int) -> int:
-    """Return which of some ranks is the next one after `rank`, around the end: its index.
-
-    >>> successor([6, 2, 4], 4), successor([2, 1], 4), successor([4], 4)
-    (0, 1, 0)
-    """
-    return min(range(len(waiting)), key=lambda i: (waiting[i] <= rank, waiting[i]))
+POLL_SECONDS = 0.001
+"""How often a reader that waits looks again."""
 
 
-class _Token:
-    """A token that this process has, and those that wait for it: rank (-1: not known), socket."""
+class Tokens(Protocol):
+    """Numbers that a process takes, each while no other one has it: 0, the turn; 1 to `count`."""
 
-    def __init__(self, sock: socket.socket, waiting: list[tuple[int, socket.socket]]) -> None:
-        self.sock, self.waiting = sock, waiting
-        for each in (sock, *(w for _, w in waiting)):
-            wire.own(each)
+    count: int
 
-    def close(self) -> None:
-        """Release it; readers that wait for it notice."""
-        for each in (*(w for _, w in self.waiting), self.sock):
-            each.close()
+    def take(self, number: int) -> Any:
+        """Return what holds a number; None if somebody has it."""
+
+    def release(self, token: Any) -> None:
+        """Give a number back."""
 
 
 class Local:
-    """The tokens of a node, of which the reader number `rank` takes one at a time.
+    """The tokens of a node, which readers with the same `key` share."""
 
-    Readers with the same `key` share them.
-    """
+    def __init__(self, key: str, count: int) -> None:
+        self.count = count
+        self._names = [wire.address("token", key, i) for i in range(count + 1)]
 
-    def __init__(self, key: str, count: int, rank: int) -> None:
-        self._names = [wire.address("token", key, i) for i in range(count)]
-        self._own, self._rank = rank % count, rank
-
-    def acquire(self, ended: Callable[[], bool]) -> _Token:
-        """Wait for a token; see `Tokens`."""
-        count = len(self._names)
-        while True:
-            for i in range(count):
-                token = self._take(self._names[(self._own + i) % count])
-                if token is not None:
-                    return token
-            token = self._wait(ended)
-            if token is not None:
-                return token
-            if ended():
-                raise Stopped
-
-    def _take(self, name: str) -> _Token | None:
-        """Return the token if it is free; None if somebody has it."""
+    def take(self, number: int) -> socket.socket | None:
+        """Return a socket of this name; see `Tokens`."""
         sock = wire.new_socket()
         try:
-            sock.bind(name)
-            sock.listen(socket.SOMAXCONN)
+            sock.bind(self._names[number])
         except OSError as error:
             sock.close()
             if error.errno != errno.EADDRINUSE:
                 raise
             return None
-        return _Token(sock, [])
+        return sock
 
-    def _wait(self, ended: Callable[[], bool]) -> _Token | None:
-        """Wait for this reader's token to be handed over; None: have a look at the others."""
-        with contextlib.closing(wire.new_socket()) as sock:
-            try:
-                sock.settimeout(POLL_SECONDS)
-                sock.connect(self._names[self._own])
-                if not wire.same_user(sock):
-                    raise PermissionError(errno.EPERM, "another user has the token of this reader")
-                wire.send(sock, {"rank": self._rank})
-            except PermissionError:
-                raise
-            except OSError:  # nobody has it any more, or not yet
-                time.sleep(0.001)
-                return None
-            poll = select.poll()
-            poll.register(sock, select.POLLIN)
-            while not poll.poll(POLL_SECONDS * 1000):
-                if ended():
-                    return None
-                for name in self._names:
-                    token = self._take(name)
-                    if token is not None:
-                        return token
-            return self._received(sock)
+    def release(self, token: socket.socket) -> None:
+        """Close a socket; see `Tokens`."""
+        token.close()
 
-    def _received(self, sock: socket.socket) -> _Token | None:
-        sock.settimeout(None)
-        received = wire.receive(sock)
-        if received is None:
-            return None
-        sockets, ranks = [socket.socket(fileno=fd) for fd in received[1]], received[0]["waiting"]
-        if not sockets or len(sockets) != len(ranks) + 1:  # too many open files: let them go
-            for each in sockets:
-                each.close()
-            time.sleep(0.01)
-            return None
-        return _Token(sockets[0], list(zip(ranks, sockets[1:], strict=True)))
 
-    def release(self, token: _Token) -> None:
-        """Hand a token on to the next reader that waits for it, or let it go."""
+class Stagger:
+    """The tokens of a Reader, for all its threads; see `dsprep.reader.pipeline.Settings.token`.
+
+    Threads that read at the same time share a token; at most `threads` parts are read with it
+    before it is handed on.
+    """
+
+    def __init__(self, tokens: Tokens, threads: int) -> None:
+        self._tokens, self._threads = tokens, threads
+        self._asking, self._changed = threading.Lock(), threading.Condition()
+        self._token: Any = None
+        self._inside = self._parts = 0
+
+    @contextmanager
+    def __call__(self, ended: Callable[[], bool]) -> Iterator[None]:
+        """Hold a token; raise `Stopped` if it `ended` before there was one."""
+        with self._asking:
+            self._enter(ended)
         try:
-            self._accept(token)
-            while token.waiting:
-                i = successor([rank for rank, _ in token.waiting], self._rank)
-                _, sock = token.waiting.pop(i)
-                rest = token.waiting[:_MOST]
-                message = {"waiting": [rank for rank, _ in rest]}
-                fds = [token.sock.fileno(), *(w.fileno() for _, w in rest)]
-                try:
-                    with contextlib.closing(sock):
-                        wire.send(sock, message, fds, socket.MSG_DONTWAIT)
-                except OSError:  # it is gone
-                    continue
-                return
+            yield
         finally:
-            token.close()
+            with self._changed:
+                self._inside -= 1
+                if not self._inside:
+                    token, self._token = self._token, None
+                    self._changed.notify()
+                    self._tokens.release(token)
 
-    def _accept(self, token: _Token) -> None:
-        """Find out who waits."""
-        token.sock.setblocking(False)
-        while True:
-            try:
-                sock, _ = token.sock.accept()
-            except OSError:  # nobody any more
-                break
-            token.waiting.append((-1, sock))
-        known = []
-        for rank, sock in token.waiting:
-            rank_number = rank if rank >= 0 else self._rank_of(sock)
-            if rank_number is None:
-                sock.close()
-            else:
-                known.append((rank_number, sock))
-        token.waiting = known
-
-    def _rank_of(self, sock: socket.socket) -> int | None:
-        """Return the rank of one that waits; None: it is gone."""
-        poll = select.poll()
-        poll.register(sock, select.POLLIN)
+    def _enter(self, ended: Callable[[], bool]) -> None:
+        with self._changed:
+            while self._token is not None:
+                if self._parts < self._threads:
+                    self._inside += 1
+                    self._parts += 1
+                    return
+                self._changed.wait()
+        turn = self._first([0], ended)
         try:
-            if not wire.same_user(sock) or not poll.poll(100):  # it connected, and says it now
-                return None
-            received = wire.receive(sock)
-            return None if received is None else int(received[0]["rank"])
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
+            self._token = self._first(range(1, self._tokens.count + 1), ended)
+        finally:
+            self._tokens.release(turn)
+        self._inside = self._parts = 1
+
+    def _first(self, numbers: Sequence[int], ended: Callable[[], bool]) -> Any:
+        """Return the first of some tokens that is free, once there is one."""
+        while True:
+            for number in numbers:
+                if (token := self._tokens.take(number)) is not None:
+                    return token
+            if ended():
+                raise Stopped
+            time.sleep(POLL_SECONDS)
+
+
+def staggering(rank_info: RankInfo, count: int, threads: int, comm: Any) -> Stagger:
+    """Return the `count` tokens of a process in which so many threads read.
+
+    They belong to all processes of an mpi4py communicator, or to those of the node.
+    """
+    if comm is not None:
+        from dsprep.reader.node.tokens_mpi import board
+
+        return Stagger(board(comm, count), threads)
+    return Stagger(Local(job_key(), count), threads)

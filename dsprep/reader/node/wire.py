@@ -28,13 +28,8 @@ from dsprep.core.schema import Array
 from dsprep.reader.memory import in_huge_pages
 from dsprep.storage.ranges import truncate
 
-VERSION = 2
-
 LARGEST = 64 << 10
 """Bytes of a message."""
-
-MOST_FDS = 200
-"""Files that come with one message."""
 
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -71,13 +66,11 @@ def same_user(sock: socket.socket) -> bool:
     return struct.unpack("3i", data)[1] in (os.getuid(), 0)
 
 
-def send(
-    sock: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = (), flags: int = 0
-) -> None:
-    """Send a message, and files with it."""
+def send(sock: socket.socket, message: Mapping[str, Any], flags: int = 0, fd: int = -1) -> None:
+    """Send a message, perhaps with a file."""
     data = json.dumps(message).encode()
-    if fds:
-        socket.send_fds(sock, [data], fds, flags)
+    if fd >= 0:
+        socket.send_fds(sock, [data], [fd])
     else:
         sock.send(data, flags)
 
@@ -85,7 +78,7 @@ def send(
 def receive(
     sock: socket.socket, ended: Callable[[], bool] | None = None
 ) -> tuple[dict[str, Any], list[int]] | None:
-    """Receive a message and the files that came with it; None: the other end is gone, or `ended`.
+    """Receive a message and the file that came with it; None: the other end is gone, or `ended`.
 
     Raises
     ------
@@ -99,7 +92,7 @@ def receive(
             if ended():
                 return None
     try:
-        data, fds, _, _ = socket.recv_fds(sock, LARGEST, MOST_FDS, socket.MSG_CMSG_CLOEXEC)
+        data, fds, _, _ = socket.recv_fds(sock, LARGEST, 1, socket.MSG_CMSG_CLOEXEC)
     except ConnectionError:
         return None
     if not data:
@@ -117,17 +110,6 @@ def map_shared(fd: int, nbytes: int) -> mmap.mmap:
     return memory
 
 
-def new_memory(nbytes: int) -> tuple[int, mmap.mmap]:
-    """Return memory that another process can map, and the file by which it does."""
-    fd = os.memfd_create("dsprep", os.MFD_CLOEXEC)
-    try:
-        truncate(fd, nbytes)
-        return fd, map_shared(fd, nbytes)
-    except BaseException:
-        os.close(fd)
-        raise
-
-
 class Shared:
     """Makes memory for another process, and gives the number of that in which an array is.
 
@@ -143,7 +125,13 @@ class Shared:
 
     def allocate(self, nbytes: int) -> mmap.mmap:
         """Return memory of `nbytes` bytes; see `dsprep.reader.memory.Allocate`."""
-        fd, memory = new_memory(nbytes)
+        fd = os.memfd_create("dsprep", os.MFD_CLOEXEC)
+        try:
+            truncate(fd, nbytes)
+            memory = map_shared(fd, nbytes)
+        except BaseException:
+            os.close(fd)
+            raise
         start = int(np.frombuffer(memory, np.uint8, 1).ctypes.data)
         with self._lock:
             self._made[self._count] = weakref.ref(memory), start, nbytes
@@ -169,7 +157,7 @@ class Shared:
         with self._lock:
             alive = self._alive()
             for i in list(self._new):
-                send(sock, {"memory": i, "nbytes": self._made[i][2]}, [self._new[i]])
+                send(sock, {"memory": i, "nbytes": self._made[i][2]}, fd=self._new[i])
                 self._close_new([i])
             return alive
 

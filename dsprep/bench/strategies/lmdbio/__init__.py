@@ -24,7 +24,7 @@ Source: Pumma et al., "Scalable Deep Learning via I/O Analysis and Optimization"
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -37,7 +37,7 @@ from dsprep.core.schema import Batch, Bytes, Ints
 from dsprep.formats.lmdb import data_file
 from dsprep.formats.lmdb.values import Values
 from dsprep.reader.memory import PAGE
-from dsprep.reader.node.tokens import Local
+from dsprep.reader.node.tokens import Local, Stagger
 from dsprep.reader.units import BUFFER_NBYTES, sample_nbytes
 from dsprep.sidecar.sidecar import Sidecar
 
@@ -119,14 +119,15 @@ def open_steps(task: Task, resources: ExitStack, *, level: int) -> Way:
     records = _records_of(task, resources, level) if is_root else None
     node = Neighbours(name, assigned.members(root), task.rank)
     resources.callback(node.close)
-    turns = (
-        Local(f"bench {task.strategy} {task.key}", task.stagger, root) if level >= STAG else None
-    )
+    turn: Callable[[], AbstractContextManager[None]] = nullcontext
+    if level >= STAG:
+        tokens = Local(f"bench {task.strategy} {task.key}", task.stagger)
+        turn = partial(Stagger(tokens, 1), lambda: False)
     if records is not None and (first := next(assigned.windows(), None)) is not None:
         low, high = assigned.span(first, root)
         each = data_file(task.path).stat().st_size / assigned.samples
         node.memory(int((high - low) * (16 + each)))[::PAGE] = 0  # its pages are there in time
-    read = partial(_read, task, assigned, root, records, node, turns, _decoder(task))
+    read = partial(_read, task, assigned, root, records, node, turn, _decoder(task))
 
     def epoch(number: int) -> Iterator[Any]:
         done = False
@@ -149,14 +150,14 @@ def _read(
     root: int,
     records: Records | None,
     node: Neighbours,
-    turns: Local | None,
+    turn: Callable[[], AbstractContextManager[None]],
     decoded: Callable[[Bytes, Ints, Ints, int], Batch],
     window: Window,
 ) -> Iterator[Batch]:
     """Yield the batches of what is read at a time."""
     low, high = assigned.span(window, root)
     if records is not None and high > low:
-        records(low, high, node.memory, partial(_turn, turns))
+        records(low, high, node.memory, turn)
     memory = node.look()
     starts, lengths = table(memory, high - low)
     for step in range(window[2]):
@@ -169,19 +170,6 @@ def _read(
         if stop > first:
             yield batch
         del batch
-
-
-@contextmanager
-def _turn(turns: Local | None) -> Iterator[None]:
-    """Hold one of the tokens of the node, if readers take turns."""
-    if turns is None:
-        yield
-        return
-    token = turns.acquire(lambda: False)
-    try:
-        yield
-    finally:
-        turns.release(token)
 
 
 def _decoder(task: Task) -> Callable[[Bytes, Ints, Ints, int], Batch]:
