@@ -50,9 +50,8 @@ GROUPS: dict[str, Any] = {"buffer_size": 8, "stripe_size": 4096, "memory": "40MB
 ORDER: dict[str, Any] = {"seed": 5, "check_order": False}
 MODES = {
     "calls-missing": (
-        "no-odirect", "no-flock", "no-posix-locks", "no-rename2", "no-links", "no-symlinks",
-        "no-fallocate", "no-copy-file-range=EINVAL", "no-dir-fsync", "blksize",
-        "stale=1",
+        "no-odirect", "no-flock", "no-rename2", "no-links", "no-fallocate",
+        "no-copy-file-range=EINVAL", "no-dir-fsync", "blksize", "stale=1",
     ),
     "past-the-cache": ("no-mmap", "short", "short-write", "silly=.nfs", "local-locks", "stale=1"),
     "odd-attributes": (

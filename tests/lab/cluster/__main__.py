@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from lab.cluster import batch, jobs, losses, readers, table
+from lab.cluster import batch, jobs, losses, readers, speeds
 from lab.cluster.cases import Cases
 from lab.cluster.lab import NODES, Lab
 from lab.cluster.spaces import be_patient
@@ -64,14 +64,13 @@ def check(lab: Lab) -> list[str]:
 def main() -> int:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(prog="python tests/lab/cluster", description=__doc__)
-    parser.add_argument("what", choices=("check", "shell", "table", "speeds", *TRIALS))
+    parser.add_argument("what", choices=("check", "shell", "speeds", *TRIALS))
     parser.add_argument("--nodes", type=int, default=2, choices=range(1, len(NODES) + 1))
     parser.add_argument("--systems", help="names, with commas between; all if not given")
     parser.add_argument(
         "--patience", type=float, default=1.0, help="wait for everything so many times as long"
     )
-    parser.add_argument("--only", help="cases, or verbs, that have this in their names")
-    parser.add_argument("--counts", help="nodes of the table: 1,2,4 if not given")
+    parser.add_argument("--only", help="cases that have this in their names")
     parser.add_argument("--gigabytes", type=float, default=0.5, help="what speeds reads")
     parser.add_argument("--runs", type=int, default=5)
     asked = parser.parse_args()
@@ -94,12 +93,8 @@ def main() -> int:
             cases = Cases(asked.only)
             TRIALS[asked.what](lab, cases, list(lab.systems))
             return cases.end()
-        if asked.what == "table":
-            told = asked.counts or "1,2,4"
-            counts = [n for n in map(int, told.split(",")) if n <= asked.nodes]
-            wrong = table.table(lab, asked.only, counts)
-        elif asked.what == "speeds":
-            wrong = table.speeds(lab, asked.gigabytes, asked.runs)
+        if asked.what == "speeds":
+            wrong = speeds.speeds(lab, asked.gigabytes, asked.runs)
         else:
             wrong = check(lab)
     for text in wrong:

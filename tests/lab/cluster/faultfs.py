@@ -93,11 +93,9 @@ FAULTS: dict[str, tuple[Callable[[str], Any], str]] = {
     "no-odirect": (_errno(errno.EINVAL), "open refuses O_DIRECT, with this error"),
     "no-mmap": (_whole(1), "no page cache: no shared mappings (ENODEV)"),
     "no-flock": (_errno(errno.ENOSYS), "flock fails, with this error"),
-    "no-posix-locks": (_errno(errno.ENOSYS), "fcntl locks fail, with this error"),
     "local-locks": (_whole(1), "locks are seen by this mount alone (when mounting only)"),
     "no-rename2": (_errno(errno.ENOSYS), "no RENAME_EXCHANGE, no RENAME_NOREPLACE"),
     "no-links": (_errno(errno.EPERM), "no hard links"),
-    "no-symlinks": (_errno(errno.EPERM), "no symbolic links"),
     "coarse": (_number(1.0), "times are whole multiples of so many seconds"),
     "clock": (_number(60.0), "the clock that stamps files is so many seconds ahead"),
     "restamp": (
@@ -235,7 +233,6 @@ class Handle:
     def __init__(self, node: Node, fd: int = -1, cached: bool = True) -> None:
         self.node, self.fd, self.cached = node, fd, cached
         self.wrote = False
-        self.owners: set[int] = set()
         self.entries: list[tuple[str, int, int]] = []
 
 
@@ -270,17 +267,16 @@ class FaultFS:
         self._ids: dict[tuple[int, int], int] = {}
         self._handles: dict[int, Handle] = {}
         self._next = itertools.count(2)
-        self._hanging: dict[int, tuple[threading.Event, bool]] = {}
+        self._hanging: dict[int, threading.Event] = {}
         self._restamped: dict[tuple[int, int], float] = {}
         self.ended = threading.Event()
         self._calls: dict[int, Callable[..., Any]] = {
-            1: self.lookup, 3: self.getattr, 4: self.setattr, 5: self.readlink, 6: self.symlink,
-            8: self.mknod, 9: self.mkdir, 10: self.unlink, 11: self.rmdir, 12: self.rename,
-            13: self.link, 14: self.open, 15: self.read, 16: self.write, 17: self.statfs,
-            RELEASE: self.release, 20: self.fsync, 25: self.flush, 26: self.init,
-            27: self.opendir, 28: self.readdir, 29: self.releasedir, 30: self.fsyncdir,
-            31: self.getlk, 32: self.setlk, 33: self.setlkw, 35: self.create,
-            43: self.fallocate, 45: self.rename2, 46: self.lseek, 47: self.copy_file_range,
+            1: self.lookup, 3: self.getattr, 4: self.setattr, 9: self.mkdir, 10: self.unlink,
+            11: self.rmdir, 12: self.rename, 13: self.link, 14: self.open, 15: self.read,
+            16: self.write, 17: self.statfs, RELEASE: self.release, 20: self.fsync,
+            25: self.flush, 26: self.init, 27: self.opendir, 28: self.readdir,
+            29: self.releasedir, 30: self.fsyncdir, 32: self.setlk, 35: self.create,
+            43: self.fallocate, 45: self.rename2, 47: self.copy_file_range,
         }  # fmt: skip
         root = Node(1, os.open(backing, os.O_PATH), "")
         self._nodes[1] = root
@@ -310,7 +306,7 @@ class FaultFS:
 
     def wake(self) -> None:
         """End the reads that hang."""
-        for event, _ in list(self._hanging.values()):
+        for event in list(self._hanging.values()):
             event.set()
 
     def serve(self) -> None:
@@ -341,12 +337,7 @@ class FaultFS:
             for k in range(struct.unpack_from("<I", body)[0]):
                 self._forget(*struct.unpack_from("<QQ", body, 8 + 16 * k))
             return None
-        if code == 36:
-            event, interruptible = self._hanging.get(
-                struct.unpack_from("<Q", body)[0], (None, False)
-            )
-            if event is not None and interruptible:
-                event.set()
+        if code == 36:  # an interrupt: what hangs goes on hanging
             return None
         error, data = 0, b""
         try:
@@ -368,7 +359,7 @@ class FaultFS:
         # data invalidated where times changed, large requests; locks that others see
         flags = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 12 | 1 << 15 | 1 << 18 | 1 << 22
         if self.faults.get("local-locks") is None:
-            flags |= 1 << 1 | 1 << 10
+            flags |= 1 << 10
         grain = int((self.faults.get("coarse") or 1e-9) * 1e9)
         return struct.pack(
             "<4I2H2I2H2IH22x",
@@ -494,20 +485,6 @@ class FaultFS:
 
     # Names
 
-    def readlink(self, node: Node, body: memoryview, unique: int) -> bytes:
-        return os.fsencode(os.readlink("", dir_fd=node.fd))
-
-    def symlink(self, node: Node, body: memoryview, unique: int) -> bytes:
-        self.faults.refuse("no-symlinks")
-        name, target = bytes(body).split(b"\0")[:2]
-        os.symlink(target, os.fsdecode(name), dir_fd=node.fd)
-        return self._entry(node, os.fsdecode(name))
-
-    def mknod(self, node: Node, body: memoryview, unique: int) -> bytes:
-        mode, device = struct.unpack_from("<II", body)
-        os.mknod(_name(body[16:]), mode, device, dir_fd=node.fd)
-        return self._entry(node, _name(body[16:]))
-
     def mkdir(self, node: Node, body: memoryview, unique: int) -> bytes:
         name = _name(body[8:])
         os.mkdir(name, struct.unpack_from("<I", body)[0], dir_fd=node.fd)
@@ -605,8 +582,7 @@ class FaultFS:
         handle = self._handles[fh]
         least = (self.faults.get("hang") or (0, 0))[1]
         if size >= least and (hang := self.faults.take("hang")) is not None:
-            event = threading.Event()
-            self._hanging[unique] = event, False
+            event = self._hanging[unique] = threading.Event()
             event.wait(hang[0])
             del self._hanging[unique]
         if (seconds := self.faults.fire("slow")) is not None:
@@ -631,9 +607,7 @@ class FaultFS:
         return struct.pack("<II", done, 0)
 
     def flush(self, node: Node, body: memoryview, unique: int) -> None:
-        fh, _, _, owner = struct.unpack_from("<QIIQ", body)
-        handle = self._handles[fh]
-        self._unlock(handle, owner)
+        handle = self._handles[struct.unpack_from("<Q", body)[0]]
         self._restamp(handle)
         if handle.wrote:
             self.faults.refuse("enospc-close")
@@ -661,10 +635,6 @@ class FaultFS:
         fh, offset, length, mode = struct.unpack_from("<QQQI", body)
         off = ctypes.c_long
         _check(LIBC.fallocate(self._handles[fh].fd, mode, off(offset), off(length)))
-
-    def lseek(self, node: Node, body: memoryview, unique: int) -> bytes:
-        fh, offset, whence = struct.unpack_from("<QQI", body)
-        return struct.pack("<Q", os.lseek(self._handles[fh].fd, offset, whence))
 
     def copy_file_range(self, node: Node, body: memoryview, unique: int) -> bytes:
         self.faults.refuse("no-copy-file-range")
@@ -711,56 +681,12 @@ class FaultFS:
     def fsyncdir(self, node: Node, body: memoryview, unique: int) -> None:
         self.faults.refuse("no-dir-fsync")
 
-    # Locks, kept by the backing file: seen through every mount of the same directory. Ranges are
-    # locked per open file, as a server knows them, not per process.
-
-    def _lock_in(self, body: memoryview) -> tuple[Handle, int, bool, int, bytes]:
-        fh, owner, start, end, kind, _, flags = struct.unpack_from("<QQQQIII", body)
-        length = 0 if end >= BIG - 1 else end - start + 1
-        asked = struct.pack("<hhxxxxqqi4x", kind, os.SEEK_SET, start, length, 0)
-        return self._handles[fh], owner, bool(flags & 1), kind, asked
-
-    def getlk(self, node: Node, body: memoryview, unique: int) -> bytes:
-        self.faults.refuse("no-posix-locks")
-        handle, *_, asked = self._lock_in(body)
-        kind, _, start, length, pid = struct.unpack(
-            "<hhxxxxqqi4x", fcntl.fcntl(handle.fd, fcntl.F_OFD_GETLK, asked)
-        )
-        end = start + length - 1 if length else BIG - 1
-        return struct.pack("<QQII", start, end, kind, max(pid, 0))
-
     def setlk(self, node: Node, body: memoryview, unique: int) -> None:
-        handle, owner, whole, kind, asked = self._lock_in(body)
-        self.faults.refuse("no-flock" if whole else "no-posix-locks")
-        if whole:
-            how = {fcntl.F_RDLCK: fcntl.LOCK_SH, fcntl.F_WRLCK: fcntl.LOCK_EX}
-            fcntl.flock(handle.fd, how.get(kind, fcntl.LOCK_UN) | fcntl.LOCK_NB)
-        else:
-            fcntl.fcntl(handle.fd, fcntl.F_OFD_SETLK, asked)
-            handle.owners.add(owner)
-
-    def setlkw(self, node: Node, body: memoryview, unique: int) -> None:
-        event = threading.Event()
-        self._hanging[unique] = event, True
-        try:
-            while True:
-                try:
-                    return self.setlk(node, body, unique)
-                except OSError as e:
-                    if e.errno not in (errno.EAGAIN, errno.EACCES):
-                        raise
-                if event.wait(0.01):
-                    raise InterruptedError(errno.EINTR, "")
-        finally:
-            del self._hanging[unique]
-
-    def _unlock(self, handle: Handle, owner: int) -> None:
-        """Drop a process's range locks when it closes the file, as POSIX has it."""
-        if owner in handle.owners:
-            handle.owners.remove(owner)
-            free = struct.pack("<hhxxxxqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
-            with contextlib.suppress(OSError):
-                fcntl.fcntl(handle.fd, fcntl.F_OFD_SETLK, free)
+        """Lock all of a file, as flock asks: by the backing file, so for every mount of it."""
+        fh, _, _, _, kind = struct.unpack_from("<QQQQI", body)
+        self.faults.refuse("no-flock")
+        how = {fcntl.F_RDLCK: fcntl.LOCK_SH, fcntl.F_WRLCK: fcntl.LOCK_EX}
+        fcntl.flock(self._handles[fh].fd, how.get(kind, fcntl.LOCK_UN) | fcntl.LOCK_NB)
 
 
 class Mounted:

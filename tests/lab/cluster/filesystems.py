@@ -461,8 +461,8 @@ class Faults(FileSystem):
 
 
 BARE = (
-    *("no-odirect", "no-mmap", "no-flock", "no-posix-locks", "no-rename2", "no-links"),
-    *("no-symlinks", "no-copy-file-range", "no-fallocate", "no-dir-fsync", "silly"),
+    *("no-odirect", "no-mmap", "no-flock", "no-rename2", "no-links"),
+    *("no-copy-file-range", "no-fallocate", "no-dir-fsync", "silly"),
 )
 """What the poorest mounts lack."""
 

@@ -45,6 +45,20 @@ VERBS = {
     "write, function=": "python -m tests.lab.cluster.items {o}/items.h5",
     "verify": f"{DSPREP} verify {{i}}/cosmo {{o}}/tf",
 }
+PARTS = f"{DSPREP} convert -q {{i}}/cosmic {{o}}/parts --to hdf5 --samples-per-file 4"
+ALONE = {
+    **{
+        f"convert to {name}": f"{DSPREP} convert -q {{i}}/cosmic {{o}}/set{suffix}"
+        for name, suffix in (("hdf5", ".h5"), ("lmdb", ".lmdb"), ("zarr-zip", ".zarr.zip"))
+    },
+    "overwrite": f"bash -c '{DSPREP} convert -q {{i}}/cosmic {{o}}/over.zarr --samples 0:9 &&"
+    f" {DSPREP} convert -q {{i}}/cosmic {{o}}/over.zarr --overwrite'",
+    "killed, continued": f"bash -c 'timeout -s KILL 0.9 {PARTS}; test -e {{o}}/parts || {PARTS}'",
+    "provenance --check": f"{DSPREP} provenance -q {{o}}/set.h5 --check full",
+    "bench read": f"bash -c '{DSPREP} bench read -q {{o}}/grouped -s dsprep -M 32 -r 1 --no-check"
+    " --scratch {o}/bench > /dev/null'",
+}
+"""What one process does on each file system besides."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +94,13 @@ def trying(lab: Lab, cases: Cases, systems: Sequence[str]) -> None:
     expected: dict[str, dict[str, str]] = {}
     with cases.case("one process, the machine's own disk: the bytes that all others have to write"):
         prepared(lab, reference)
-        for verb in VERBS:
+        for verb in (*VERBS, *ALONE):
             expected[verb] = written(lab, Way("one", first), verb, reference)
-    if len(expected) < len(VERBS):
+    if len(expected) < len(VERBS) + len(ALONE):
         return
     for system in systems:
         copied(lab, reference, lab.systems[system].root)
+        each(lab, cases, Way("one", first), system, expected)
         for way in by_mpi(lab):
             each(lab, cases, way, system, expected)
     with workers(lab) as address:
@@ -104,7 +119,7 @@ def each(
     lab: Lab, cases: Cases, way: Way, system: str, expected: dict[str, dict[str, str]]
 ) -> None:
     """Try all verbs in one way on one file system."""
-    for verb in VERBS:
+    for verb in (*VERBS, *(ALONE if way.name == "one" else ())):
         what = f"{verb}: {way.name}, {system}"
         if cases.wanted(what):
             with cases.case(what):
@@ -148,7 +163,7 @@ def written(lab: Lab, way: Way, verb: str, root: Path) -> dict[str, str]:
     out, node = root / way.name.replace(" ", "-"), lab.nodes[lab.names[0]]
     node.run(f"mkdir -p {out}", check=True)
     before = seen(lab, node, out, root)
-    done = way.run(lab, VERBS[verb].format(i=root / "in", o=out))
+    done = way.run(lab, (VERBS | ALONE)[verb].format(i=root / "in", o=out))
     assert not done.returncode, f"exit status {done.returncode}: {done.stdout}"
     assert way.name == "one" or "by this process alone" not in done.stdout, done.stdout
     printed = [x for x in done.stdout.splitlines() if not x.startswith("dsprep: note:")]

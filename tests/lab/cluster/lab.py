@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from .filesystems import PATH, STORE_ADDRESS, FileSystem, all_of
 from .slurm import Slurm
-from .spaces import Fabric, Node, patient
+from .spaces import Fabric, Node
 
 ROOT = Path(__file__).parents[3]
 STORE = "store"
@@ -178,61 +176,3 @@ class Lab:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-class Worker:
-    """A process on a node that does tasks; see `worker`.
-
-    Parameters
-    ----------
-    lab, node
-        Where it runs.
-    """
-
-    def __init__(self, lab: Lab, node: str) -> None:
-        self.node = lab.nodes[node]
-        log = (lab.base / node / "worker.log").open("a")
-        with log:
-            self._run = self.node.start(
-                [sys.executable, str(Path(__file__).with_name("worker.py"))],
-                lab.env(node),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                cwd=lab.base,
-            )
-
-    def begin(self, do: str, *, seconds: float = 60, **more: Any) -> None:
-        """Begin a task, whose answer `end` returns; `kill_after` seconds it is killed."""
-        own = {k: more.pop(k) for k in ("kill_after",) if k in more}
-        seconds = patient(seconds)
-        assert self._run.stdin is not None
-        self._run.stdin.write(
-            json.dumps({"do": do, "seconds": seconds, "with": more, **own}) + "\n"
-        )
-        self._run.stdin.flush()
-
-    def end(self) -> dict[str, Any]:
-        """Return the answer to the task that was begun first."""
-        assert self._run.stdout is not None
-        line = self._run.stdout.readline()
-        if not line:
-            return {"error": "the node has gone"}
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def do(self, do: str, *, seconds: float = 60, **more: Any) -> dict[str, Any]:
-        """Do a task."""
-        self.begin(do, seconds=seconds, **more)
-        return self.end()
-
-    def dsprep(self, *argv: object, seconds: float = 60, **more: Any) -> dict[str, Any]:
-        """Run a command of dsprep."""
-        return self.do("dsprep", seconds=seconds, argv=[str(a) for a in argv], **more)
-
-    def close(self) -> None:
-        """End it."""
-        for pipe in (self._run.stdin, self._run.stdout):
-            if pipe is not None:
-                pipe.close()
-        self._run.wait(20)
