@@ -25,7 +25,7 @@ from dsprep.sidecar.spec import sidecar_path
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage.identity import BLOCK_NBYTES, BLOCKS, Identity
 from dsprep.storage.trees import data_files
-from dsprep.verbs.provenance import provenance, refresh
+from dsprep.verbs.provenance import provenance
 
 FORMATS = sorted(SUFFIX)
 TYPELESS = [name for name in FORMATS if not formats.load(name).keeps_types]
@@ -84,23 +84,6 @@ def test_a_touched_dataset_is_read_through_its_sidecar(data, tmp_path):
     assert_whole(tmp_path / "out.h5")
 
 
-def test_refresh_records_the_time(data):
-    assert refresh(data).renewed == 0
-    touch(data)
-    before = spec.read(sidecar_path(data))
-    found = refresh(data)
-    assert (found.renewed, found.files) == (1, 1)
-    after = spec.read(sidecar_path(data))
-    assert after.files[0].identity.mtime_ns == 1 << 61
-    assert after.layouts == before.layouts
-    touch(data)
-    os.utime(file_of(data))
-    done = run("provenance", data, "--refresh", "--json")
-    assert (done.exit_code, json.loads(done.stdout)["renewed"]) == (0, 1)
-    assert "nothing to record" in run("provenance", data, "--refresh").stdout
-    assert run("provenance", data, "--refresh", "--law", "runs").exit_code == 2
-
-
 def unsampled(file: Path) -> int:
     """Return an offset of which no sampled block tells: in the middle between two."""
     last = file.stat().st_size - BLOCK_NBYTES
@@ -139,24 +122,6 @@ def test_what_counts_as_a_change(kind, tmp_path):
 
 BIG = 700
 """Samples, more than the sampled blocks cover."""
-
-
-@pytest.mark.parametrize("kind", ["checksums", "groups"])
-@pytest.mark.parametrize("name", ["hdf5", "lmdb", "tfrecord"])
-def test_checksums_settle_what_was_written_to(name, kind, tmp_path):
-    """A byte outside of the sampled blocks, and a new time stamp, when that is to be recorded."""
-    path = made(name, tmp_path, BIG)
-    if kind == "groups":
-        path = tmp_path / f"groups{SUFFIX[name]}"
-        dsprep.repack(tmp_path / f"set{SUFFIX[name]}", path, buffer_size=50, durable=False)
-    else:
-        provenance(path, checksums=True)
-    touch(path)
-    sidecar.Sidecar.open(path).close()
-    file = file_of(path)
-    flip(file, unsampled(file))
-    with pytest.raises(StaleError, match="CRC-32C"):
-        refresh(path)
 
 
 def test_changed_data_without_their_types_are_refused(typed, tmp_path):

@@ -34,7 +34,6 @@ from dsprep.storage import paths
 from dsprep.storage.objects import requests
 from dsprep.storage.objects import store as objects
 from dsprep.storage.scatter import runs
-from dsprep.verbs.provenance import refresh
 
 NBYTES = 3_000_000
 DATA = np.random.default_rng(3).integers(0, 256, NBYTES).astype(np.uint8)
@@ -154,7 +153,7 @@ def test_a_changed_object_is_refused(server, ignores):
     file = paths.open_file("s3://b/data")
     server.set["moved"] = ignores
     server.put("/b/data", DATA[::-1])
-    with pytest.raises(ChangedError, match=r"changed since it was opened.*--refresh"):
+    with pytest.raises(ChangedError, match=r"changed since it was opened.*provenance"):
         read(file, [9], [10])
     del server.objects["/b/data"]
     with pytest.raises(ChangedError, match="nothing there"):
@@ -293,10 +292,10 @@ def test_a_sidecar_names_the_version(server, dataset):
     assert np.array_equal(values, np.load(dataset)[[3, 1]])
     server.put("/b/d/x.npy", dataset.read_bytes() + b"")
     server.objects["/b/d/x.npy"] = dataset.read_bytes(), '"uploaded again"'
-    with Sidecar.open("s3://b/d/x.npy") as sidecar, pytest.raises(ChangedError, match="--refresh"):
+    with Sidecar.open("s3://b/d/x.npy") as sidecar, pytest.raises(ChangedError, match="provenance"):
         sidecar.read([3])
     objects.ObjectStore.forget(paths.as_path("s3://b/d/x.npy").store, "b/d/x.npy")
-    assert refresh("s3://b/d/x.npy").renewed == 1
+    dsprep.provenance("s3://b/d/x.npy")
     with Sidecar.open("s3://b/d/x.npy") as sidecar:
         assert np.array_equal(sidecar.read([3])["x"], np.load(dataset)[[3]])
 

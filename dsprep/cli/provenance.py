@@ -86,11 +86,6 @@ def provenance(
         autocompletion=opt.completing("dsprep.layout.laws:LAWS"),
     ),
     checksums: bool = opt.switch("Read all data and keep CRC-32Cs of it.", "--checksums"),
-    refresh: bool = opt.switch(
-        "Record new time stamps of data that were touched or copied, once all existing "
-        "checksums agree.",
-        "--refresh",
-    ),
     dry_run: bool = opt.switch("Make the sidecar without writing it.", "--dry-run"),
     workers: opt.Workers = None,
     show: bool = opt.switch("Explain it in words.", "--show", panel=USING),
@@ -122,11 +117,6 @@ def provenance(
     if chosen and (law is not None or checksums or dry_run):
         fail(f"--law, --checksums and --dry-run are for writing a sidecar, not for {chosen[0]}", 2)
     at = None if out is None else as_path(out)
-    if refresh:
-        if chosen or law is not None or checksums or dry_run:
-            fail("--refresh goes with no other option than --out and --json", 2)
-        _refresh(paths, at, json)
-        return
     if export is not None:
         _check_kind(export, reading)
     if check is not None:
@@ -170,23 +160,6 @@ def _check_kind(kind: str, reading: OpenOptions) -> None:
 
 
 # --- writing ---------------------------------------------------------------------------------
-
-
-def _refresh(paths: list[str], out: Path | None, json: bool) -> None:
-    from dsprep.verbs.provenance import refresh
-
-    result = refresh(paths, out=out)
-    if json:
-        print_json({**vars(result), "path": str(result.path)})
-        return
-    if not result.renewed:
-        say(f"{result.path}: nothing to record, the files have not changed")
-        return
-    rest = "; all their checksums agree" if result.sums else ""
-    say(
-        f"{result.path}: recorded {_files(result.renewed)} again; sizes and sampled blocks have "
-        f"not changed{rest}"
-    )
 
 
 def _report_made(made: Made, dry_run: bool, json: bool) -> None:

@@ -1,4 +1,4 @@
-"""The sidecar of a dataset, regardless of what wrote it: made, made again, or refreshed."""
+"""The sidecar of a dataset, regardless of what wrote it: made, made or made again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,13 +19,13 @@ from dsprep.errors import ChangedError, DsprepError, FormatError, UnsupportedErr
 from dsprep.formats.base import Format
 from dsprep.formats.options import OpenOptions, check_options
 from dsprep.sidecar import spec
-from dsprep.sidecar.entries import MANY, numbers
-from dsprep.sidecar.sidecar import MissingError, Sidecar, changes, stale
+from dsprep.sidecar.entries import MANY, FileEntry, numbers
+from dsprep.sidecar.sidecar import Sidecar, changes
 from dsprep.sidecar.spec import Content
-from dsprep.source.files import find_dataset, find_files, names_of
+from dsprep.source.files import find_dataset, names_of
 from dsprep.source.joined import refuse_join
 from dsprep.storage.atomic import refuse_partial, written_as
-from dsprep.storage.identity import Identity, identities_of, unchanged
+from dsprep.storage.identity import Identity
 from dsprep.storage.paths import StorePath, all_absolute, as_path
 from dsprep.writing.create_sidecar import (
     CRC_BLOCK,
@@ -115,105 +115,12 @@ def provenance(
             looks, hint = replace(looks, known=made), before.schema
         made = _make(format, names, (options, hint, notes), looks, _lineage(before))
         if before is not None:
-            content = _with_unknown(made.content, before)
-            made = replace(made, content=_with_groups(content, before, dataset))
+            made = replace(made, content=_with_unknown(made.content, before))
     made = replace(made, path=path)
     check_located(made)
     if write:
         made.save()
     return made
-
-
-@dataclass(frozen=True)
-class Refreshed:
-    """A sidecar whose record of the files was renewed.
-
-    Attributes
-    ----------
-    path
-        The sidecar.
-    files
-        Of the dataset.
-    renewed
-        How many of them had another time stamp.
-    sums
-        Whether all of those have checksums, which were compared.
-    """
-
-    path: Path
-    files: int
-    renewed: int
-    sums: bool
-
-
-def refresh(
-    paths: str | Path | Sequence[str | Path], *, out: str | Path | None = None
-) -> Refreshed:
-    """Record the present time stamps of a dataset in its sidecar.
-
-    Sizes and sampled blocks must be as they were, and so must be every
-    checksum that the sidecar has of the files concerned, its own or those of groups: these are
-    read whole.
-
-    Parameters
-    ----------
-    paths
-        The dataset, as `provenance` takes it.
-    out
-        The sidecar, if it is not beside the dataset.
-
-    Raises
-    ------
-    MissingError, UsageError
-        If there is no sidecar.
-    StaleError
-        If the data changed.
-    DsprepError, OSError
-        If the sidecar is damaged, or data cannot be read.
-    """
-    named = names_of("paths", paths)
-    names = [p.absolute() for p, _ in find_files(named)[0]]
-    if out is not None:
-        dataset, path = dataset_of(names), as_path(out)
-    elif (there := spec.find_path(names)) is not None:
-        dataset, path = there
-    else:
-        raise MissingError(spec.sidecar_path(dataset_of(names)), dataset_of(names))
-    content = spec.read(path)
-    known = identities_of(dataset / f.path for f in content.files)
-    with unchanged(known):
-        pairs = enumerate(zip(known, content.files, strict=True))
-        other = [
-            i
-            for i, ((_, now), f) in pairs
-            if (now.mtime_ns, now.etag) != (f.identity.mtime_ns, f.identity.etag)
-        ]
-        # Objects that were uploaded again have other ETags, and perhaps the same content.
-        bare = tuple(replace(f, identity=replace(f.identity, etag="")) for f in content.files)
-        unnamed = replace(content, files=bare)
-        changed = changes(unnamed, dataset)
-        companion, sums = b"", False
-        if content.layouts:
-            with Sidecar(unnamed, dataset, path) as opened:
-                companion = opened.companion() or b""
-                for i in other if not changed else ():
-                    try:
-                        opened.proofs.check_file(i)
-                    except FormatError as error:
-                        raise stale(str(error), path, dataset) from error
-                sums = all(opened.has_sums(i) for i in other)
-        if changed:
-            raise stale(changed[0], path, dataset)
-        files = list(content.files)
-        for i in other:
-            file, _ = known[i]
-            recorded = Identity.of(file, formats.load(content.format).facts(file))
-            if sampled := files[i].identity.sampled:  # it was compared, and saved states name it
-                recorded = replace(recorded, sampled=sampled)
-            files[i] = replace(files[i], identity=recorded)
-    if other:
-        spec.write(replace(content, files=tuple(files)), path, companion)
-    return Refreshed(path, len(files), len(other), sums)
 
 
 def _check_replaceable(path: Path, files: Sequence[Path]) -> None:
@@ -300,27 +207,47 @@ def _taken_over(
 ) -> Made | dict[int, Looked] | None:
     """Return what an old sidecar states of files that are as they were, or of all of them.
 
-    Of few files none are taken over, nor where something else is asked for than what it has.
+    Of few files without groups, which no file states by itself, none are taken over, nor where
+    something else is asked for than what it has.
     """
     content, dataset, path = old
-    stated = [content.lineage, content.lineage.get("sidecar")]
-    versions = [each.get("version") for each in stated if isinstance(each, Mapping)]
     other = looks.law or looks.checksums or options.to_json() != dict(content.reading)
-    if other or len(files) < MANY or __version__ not in versions or not content.layouts:
+    if other or not content.layouts or dataset != dataset_of(files):
         return None
-    if dataset != dataset_of(files) or any(isinstance(file, StorePath) for file in files):
-        return None
-    rows = _unchanged(content, dataset, files)
     try:
         with Sidecar(content, dataset, path) as opened:
-            for _ in opened.layouts():  # which are not damaged
-                pass
+            if any(layout.groups is not None for layout, _ in opened.layouts()):
+                return _renewed(opened, files)
+            stated = [content.lineage, content.lineage.get("sidecar")]
+            versions = [each.get("version") for each in stated if isinstance(each, Mapping)]
+            if len(files) < MANY or __version__ not in versions or isinstance(dataset, StorePath):
+                return None
+            rows = _unchanged(content, dataset, files)
             if np.array_equal(rows, np.arange(len(content.files))):
                 return Made(content, opened.companion() or b"", dataset, path)
             kept = np.flatnonzero(rows >= 0).tolist() if not content.notes else []
             return {i: _row(opened, int(rows[i])) for i in kept}
     except FormatError:
         return None
+
+
+def _renewed(opened: Sidecar, files: Sequence[Path]) -> Made | None:
+    """Return a sidecar with the present time stamps and ETags of files that are as they were."""
+    content, dataset = opened.content, opened.dataset
+    # Objects that were uploaded again have other ETags, and perhaps the same content.
+    bare = [replace(f, identity=replace(f.identity, etag="")) for f in content.files]
+    listed = [dataset / path for path in content.paths()]
+    if listed != [*files] or changes(replace(content, files=bare), dataset):
+        return None
+    entries, facts = list[FileEntry](), formats.load(content.format).facts
+    for i, (entry, file) in enumerate(zip(content.files, files, strict=True)):
+        now, before = Identity.of(file, facts(file)), entry.identity
+        if before.etag not in ("", now.etag):
+            opened.proofs.check_file(i)
+        now = replace(now, sampled=before.sampled or now.sampled)  # saved states name it
+        entries.append(replace(entry, identity=now))
+    made = replace(content, files=tuple(entries))
+    return Made(made, opened.companion() or b"", dataset, opened.path)
 
 
 def _unchanged(content: Content, dataset: Path, files: Sequence[Path]) -> Ints:
@@ -352,31 +279,6 @@ def _with_unknown(content: Content, old: Content) -> Content:
     if kept:
         files = tuple(replace(f, unknown=kept.get(f.path, {})) for f in files)
     return replace(content, files=files, unknown=old.unknown)
-
-
-def _with_groups(content: Content, old: Content, dataset: Path) -> Content:
-    """Return a sidecar with the groups of the one before, which no file states by itself.
-
-    Only if all extents are still the same; and without their checksums if the data were changed.
-    """
-    bare = tuple({k: v for k, v in x.items() if k != "groups"} for x in old.layouts)
-    if not any("groups" in x for x in old.layouts) or len(content.files) != len(old.files):
-        return content
-    if content.companion or old.companion:
-        return content
-    pairs = list(zip(content.files, old.files, strict=True))
-    if any(a.path != b.path or content.layouts[a.layout] != bare[b.layout] for a, b in pairs):
-        return content
-    untouched = not changes(old, dataset)
-    layouts = []
-    for layout in old.layouts:
-        groups = layout.get("groups")
-        if isinstance(groups, Mapping) and not untouched:
-            groups = {k: v for k, v in groups.items() if k not in ("crc32c", "rest")}
-        kept = {k: v for k, v in layout.items() if k != "groups"}
-        layouts.append(kept if groups is None else {**kept, "groups": groups})
-    files = tuple(replace(a, layout=b.layout) for a, b in pairs)
-    return replace(content, files=files, layouts=tuple(layouts))
 
 
 def _lineage(old: Content | None) -> dict[str, Any]:

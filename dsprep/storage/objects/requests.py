@@ -151,8 +151,7 @@ class Version:
             where=self.name,
             expected=f"{self.etag or self.modified}, {self.nbytes:,} bytes",
             found=found,
-            fix="open it again; where a sidecar describes it, write that again with dsprep "
-            "provenance, or, if the content is the same, with dsprep provenance --refresh",
+            fix="open it again; a sidecar is written again with dsprep provenance",
         )
 
 
