@@ -227,17 +227,13 @@ def _show(opened: Sidecar, json: bool) -> None:
 def _print_explained(facts: dict[str, Any]) -> None:
     from dsprep.core.units import show_nbytes
 
-    per, share = facts["nbytes_per_sample"], facts["payload_share"]
     rows = [
         ("sidecar", facts["sidecar"]),
-        ("bytes", f"{facts['nbytes']:,}" + (f", {per:.3g} per sample" if per is not None else "")),
+        ("bytes", f"{facts['nbytes']:,}"),
         ("dataset", f"{facts['dataset']}, {facts['format']}, {_files(facts['files'])}"),
         ("samples", f"{facts['samples']:,}"),
         ("data", show_nbytes(facts["data_nbytes"])),
     ]
-    if share is not None:
-        about = "" if facts["exact"] else "about "
-        rows.append(("payload", f"{about}{share:.1%}, {show_nbytes(facts['payload_nbytes'])}"))
     names = {"source": "made from", "command": "by", "version": "with dsprep", "created": "on"}
     made = {words: facts["lineage"].get(key) for key, words in names.items()}
     rows += [
@@ -255,10 +251,8 @@ def _print_explained(facts: dict[str, Any]) -> None:
             if "no offsets" in field:
                 say(f"  remedy: dsprep convert {facts['dataset']} DST")
         lines = [f"{name}: {layout[name]}" for name in ("groups", "checksums") if layout[name]]
-        if layout["made with"]:
-            lines.append(
-                "made with " + ", ".join(f"{k} {v}" for k, v in layout["made with"].items())
-            )
+        if made_with := ", ".join(f"{k} {v}" for k, v in layout["made with"].items()):
+            lines.append(f"made with {made_with}")
         if lines:
             say("", *lines)
     for line in facts["notes"]:
