@@ -242,7 +242,7 @@ def test_the_file_is_a_field(volumes: Path, tmp_path: Path) -> None:
 
 def test_a_sidecar_has_the_file_as_a_field(volumes: Path) -> None:
     done("provenance", volumes, "--file-field", "volume")
-    done("provenance", volumes, "--check", "full")
+    done("provenance", volumes, "--check", "--full")
     located = json.loads(done("provenance", volumes, "--locate", 5, "--json"))
     assert located
     with dsprep.Reader(volumes, 7) as reader:
@@ -261,7 +261,7 @@ def test_a_sidecar_has_the_file_as_a_field(volumes: Path) -> None:
     assert last["given"] == {"volume": {"which": 2}}
     last["given"] = {"volume": {"which": 1}}
     path.write_text(json.dumps(content))
-    assert "volume" in run("provenance", volumes, "--check", "full").output
+    assert "volume" in run("provenance", volumes, "--check", "--full").output
 
 
 def spec(text: str) -> FieldSpec:

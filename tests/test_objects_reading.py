@@ -302,7 +302,7 @@ def test_commands_take_urls(url, local, tmp_path, monkeypatch):
         ]
     assert "affine" in run("provenance", url, "--show") or "i *" in run("provenance", url, "--show")
     assert "valid" in run("provenance", url, "--check")
-    assert "valid" in run("provenance", url, "--check", "full")
+    assert "valid" in run("provenance", url, "--check", "--full")
     run("provenance", url, "--checksums", "--out", "x.dsprep.json")
     assert "valid" in run("provenance", url, "--out", "x.dsprep.json", "--check")
     words = ("--tier", "1MB", "-M", 8, "--compute", "1ms", "--storage", "cori", "-E", 2)

@@ -67,7 +67,7 @@ def test_queries_work_with_a_sidecar_elsewhere(locked):
     with Sidecar.open(beside, path) as opened:
         assert json.loads(found.stdout)[0]["offset"] == opened.extents([3], ["x"])[0].offset
         expected = opened.read([3])["x"]
-    for words in (["--show"], ["--check"], ["--check", "full"]):
+    for words in (["--show"], ["--check"], ["--check", "--full"]):
         done = run("provenance", path, *words, "--out", beside)
         assert done.exit_code == 0, done.output
     done = run("audit", path, "--sidecar", beside, "-P", "3", "-M", "4", "--json")
@@ -111,4 +111,4 @@ def test_a_sidecar_inside_does_not_change_the_dataset(suffix, tmp_path):
         (path / name).write_text("of another one")
     with Sidecar.open(path) as opened:
         assert len(opened) == 30
-    assert run("provenance", path, "--check", "full").exit_code == 0
+    assert run("provenance", path, "--check", "--full").exit_code == 0

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli import usage
 from dsprep.cli.report import (
     count_bar,
     fail,
@@ -29,9 +28,9 @@ from dsprep.storage.paths import as_path
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from dsprep.errors import DsprepError
     from dsprep.formats.options import OpenOptions
     from dsprep.sidecar.sidecar import Row, Sidecar
-    from dsprep.verbs.check import Problem
     from dsprep.writing.create_sidecar import Made
 
 EPILOG = """
@@ -43,7 +42,7 @@ dsprep provenance train.h5 --show
 
 dsprep provenance train.h5 --locate 5,100:200 --field x --json
 
-dsprep provenance train.lmdb --check full
+dsprep provenance train.lmdb --check --full
 
 Exit status: 0 fine, 1 a problem, 2 wrong usage.
 """
@@ -53,25 +52,7 @@ _AT_ONCE = 1 << 14  # extents that are printed together
 USING = "Use the sidecar (all but --check write it first if there is none)"
 
 
-class Command(usage.Command):
-    """A command whose ``--check`` may stand alone."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give a ``--check`` that no kind of check follows the cheap one."""
-        end = args.index("--") if "--" in args else len(args)
-        kinds = ["cheap", "full"]
-        given = [
-            "--check=cheap" if i < end and word == "--check" and not _next(args, i, kinds) else word
-            for i, word in enumerate(args)
-        ]
-        return list(super().parse_args(ctx, given))
-
-
-def _next(args: list[str], i: int, kinds: list[str]) -> bool:
-    return i + 1 < len(args) and args[i + 1] in kinds
-
-
-@opt.command(EPILOG, Command)
+@opt.command(EPILOG)
 def provenance(
     paths: opt.Dataset,
     reading: OpenOptions,
@@ -94,10 +75,10 @@ def provenance(
         "Print the extents of samples, such as 5,100:200 or -1; those of --field, or of all.",
         panel=USING,
     ),
-    check: Literal["cheap", "full"] | None = opt.value(
-        "[full]",
-        "Find all problems of the sidecar and its data; full: compare every offset with what "
-        "the format's own library finds, and every checksum.",
+    check: bool = opt.switch("Find all problems of the sidecar and its data.", panel=USING),
+    full: bool = opt.switch(
+        "With --check: compare every offset with what the format's own library finds, and every "
+        "checksum.",
         panel=USING,
     ),
     export: str | None = opt.value(
@@ -119,8 +100,10 @@ def provenance(
     at = None if out is None else as_path(out)
     if export is not None:
         _check_kind(export, reading)
-    if check is not None:
-        _check(paths, at, check, json)
+    if full and not check:
+        fail("--full goes with --check", 2)
+    if check:
+        _check(paths, at, full, json)
         return
     if not chosen:
         from dsprep.verbs.provenance import provenance as make
@@ -345,14 +328,15 @@ def _export(opened: Sidecar, kind: str, out: Path | None, json: bool) -> None:
 # --- checking --------------------------------------------------------------------------------
 
 
-def _check(paths: list[str], at: Path | None, check: str, json: bool) -> None:
+def _check(paths: list[str], at: Path | None, full: bool, json: bool) -> None:
     from dsprep.verbs.check import check as look
 
-    full = check == "full"
     with count_bar("check", not json) as update:
         problems = look(paths, full=full, at=at, progress=update)
     if json:
-        content = [p.to_json() for p in problems]
+        kept = ("what", "where", "expected", "found")
+        facts = [{k: v for k in kept if (v := getattr(p, k)) is not None} for p in problems]
+        content = [{k: v if isinstance(v, int) else str(v) for k, v in f.items()} for f in facts]
         print_json({"valid": not problems, "full": full, "problems": content})
     else:
         _print_problems(problems, paths, full)
@@ -360,7 +344,7 @@ def _check(paths: list[str], at: Path | None, check: str, json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _print_problems(problems: list[Problem], paths: list[str], full: bool) -> None:
+def _print_problems(problems: list[DsprepError], paths: list[str], full: bool) -> None:
     for problem in problems:
         say(f"problem: {problem}")
     if problems:
@@ -374,4 +358,4 @@ def _print_problems(problems: list[Problem], paths: list[str], full: bool) -> No
     elif full:
         say("valid: all extents and checksums agree with the format's own library")
     else:
-        say("valid: nothing has changed, and all extents are in their files (--check full reads)")
+        say("valid: nothing has changed, and all extents are in their files (--check --full reads)")

@@ -262,7 +262,7 @@ class RecordReader:
                 problem,
                 where=f"{label(i)}, offset {offsets[i]}",
                 fix="the file is damaged, or was changed since its layout was found: "
-                "dsprep provenance --check full compares them",
+                "dsprep provenance --check --full compares them",
             )
 
 

@@ -17,28 +17,29 @@ again and again; groups each time, unless `Proofs.once`.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from dsprep.core.packing import Tables, from_planes
+from dsprep.core.packing import from_planes
 from dsprep.core.schema import Ints
 from dsprep.core.spans import ranges
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.zip_members import stored_members
-from dsprep.layout.laws import Explicit
+from dsprep.layout.laws import Explicit, Law
 from dsprep.layout.locate import locate
 from dsprep.layout.model import FileLayout, Groups, Rest
-from dsprep.reading.records import RecordReader
-from dsprep.sidecar.spec import Content
 from dsprep.storage.base import Handle
 from dsprep.storage.checksums import Members, read_crc32c
 from dsprep.storage.trees import data_files
+
+if TYPE_CHECKING:
+    from dsprep.sidecar.sidecar import Sidecar
 
 Kind: TypeAlias = Literal["group", "rest", "record", "chunk", "member", "block"]
 
@@ -60,39 +61,8 @@ SMALL_MEMBER = 64 << 20
 
 _DAMAGED = "the file was changed or is damaged"
 
-Sums: TypeAlias = tuple[Path, int, int, tuple[str, ...]]
-"""Of a group: the file, the expected and the actual CRC-32C, and fields, if only these."""
-
 StoredRange: TypeAlias = tuple[str, Ints, Ints]
 """A file, as a path below the dataset's entry, and offsets and lengths of ranges in it."""
-
-
-@dataclass(frozen=True)
-class BadGroup:
-    """A group whose bytes are not those that were written.
-
-    Attributes
-    ----------
-    group
-        Its number in the file.
-    sample
-        Its first sample, in the dataset.
-    fields
-        The fields meant, where it is only those outside the group's range.
-    """
-
-    path: Path
-    group: int
-    sample: int
-    expected: int
-    actual: int
-    fields: tuple[str, ...] = ()
-
-    @property
-    def message(self) -> str:
-        """What is wrong, a clause."""
-        where = f" in the files of {', '.join(self.fields)}" if self.fields else ""
-        return f"the CRC-32C of group {self.group}{where} is wrong"
 
 
 # --- locating --------------------------------------------------------------------------------
@@ -131,28 +101,15 @@ def _inside(
     """Whether the first and the last sample of every group are in its range."""
     low = groups.blocks.offsets.span(0, groups.blocks.count)
     high = low + groups.blocks.lengths.span(0, groups.blocks.count)
+    per = groups.files or groups.blocks.count
     for samples in (edges[nonempty], edges[nonempty + 1] - 1):
-        extents = locate(layout, name, samples)
-        is_stored = extents.offset >= 0
-        group = nonempty[extents.request[is_stored]]
-        offset = extents.offset[is_stored]
-        if bool((offset < low[group]).any()):
+        extents = locate(layout, name, samples).stored()
+        group, end = nonempty[extents.request], extents.offset + extents.length
+        if bool(((extents.offset < low[group]) | (end > high[group])).any()):
             return False
-        if bool((offset + extents.length[is_stored] > high[group]).any()):
-            return False
-        if extents.file_index is None:
-            if len(group) and extents.template != groups.path(int(group[0])):
-                return False
-            if groups.files and len(np.unique(group // groups.files)) > 1:
-                return False
-            continue
-        file_numbers = extents.file_index[:, is_stored]
-        new = np.ones(len(group), bool)
-        new[1:] = (file_numbers[:, 1:] != file_numbers[:, :-1]).any(axis=0)
-        if groups.files:
-            new[1:] |= group[1:] // groups.files != group[:-1] // groups.files
-        for k in np.flatnonzero(new).tolist():
-            if extents.path(file_numbers[:, k].tolist()) != groups.path(int(group[k])):
+        for path, chosen in extents.by_path() if len(group) else ():
+            files = np.unique(group[chosen] // per).tolist()
+            if [groups.path(number * per) for number in files] != [path]:
                 return False
     return True
 
@@ -209,37 +166,17 @@ def summarize(checksums: Mapping[str, str | None]) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class FileEntrySums:
-    """The checksums of an entry besides those that its layout has.
+class _Pieces:
+    """Pieces of a file with a checksum each: `members` of a ZIP file, or blocks of `crcs`.
 
-    `members` are of a ZIP file; `blocks` has the CRC-32C of each `block` bytes of all data files,
-    back to back: `starts` and `files` say where each begins.
+    Pieces of a directory count all data files back to back: `starts` says where each begins.
     """
 
-    members: Members | None
-    block: int
-    blocks: Ints
+    begins: Ints
+    ends: Ints
     starts: Mapping[str, int]
-    files: tuple[tuple[int, str], ...]
-
-
-class _LocatedDataset(Protocol):
-    """What `Proofs` need of a `Sidecar`: files by their numbers, their layouts and records."""
-
-    @property
-    def content(self) -> Content: ...
-
-    def layout(self, file: int) -> FileLayout: ...
-
-    def records(self, number: int) -> RecordReader | None: ...
-
-    def root(self, number: int) -> Path: ...
-
-    def first(self, number: int) -> int: ...
-
-    def open_file(self, number: int, path: str) -> Handle: ...
-
-    def tables(self) -> Tables: ...
+    members: Members | None = None
+    crcs: Ints | None = None
 
 
 class Proofs:
@@ -251,25 +188,20 @@ class Proofs:
         Whether groups, too, are compared only once.
     """
 
-    def __init__(self, sidecar: _LocatedDataset) -> None:
+    def __init__(self, sidecar: Sidecar) -> None:
         self._sidecar = sidecar
         self.once = False
         self._proved: set[tuple[int, Kind, int]] = set()
         self.kinds = lru_cache(maxsize=1024)(self._kinds)
-        root = sidecar.root
-        self._members = lru_cache(maxsize=256)(lambda number: stored_members(root(number)))
-        self._sums = lru_cache(maxsize=256)(self._find_sums)
+        self._pieces = lru_cache(maxsize=256)(self._find_pieces)
         self._edges = lru_cache(maxsize=256)(self._find_edges)
 
     def _kinds(self, number: int) -> Mapping[str, Kind]:
         """Return what each field of a file is compared with; no entry: nothing."""
         layout = self._sidecar.layout(number)
-        groups, sums = layout.groups, None
+        groups, records, kinds = layout.groups, layout.records, dict[str, Kind]()
         apart = outside(layout) if groups is not None and groups.crc32c is not None else ()
-        kinds: dict[str, Kind] = {}
-        records = layout.records
-        names = [*(records.parts if records is not None else ()), *layout.columns, *layout.files]
-        for name in names:
+        for name in (*(records.parts if records else ()), *layout.columns, *layout.files):
             column = layout.columns.get(name)
             grid = None if column is None else column.grid
             if groups is not None and groups.crc32c is not None and name not in apart:
@@ -286,12 +218,8 @@ class Proofs:
                 and any(f.get("id") in PROVING for f in grid.filters)
             ):
                 kinds[name] = "chunk"
-            else:
-                sums = self._sums(number) if sums is None else sums
-                if sums.members is not None:
-                    kinds[name] = "member"
-                elif len(sums.blocks):
-                    kinds[name] = "block"
+            elif pieces := self._pieces(number):
+                kinds[name] = next(iter(pieces))
         return kinds
 
     def check(self, number: int, local: Ints, names: Iterable[str], *, read: bool = False) -> None:
@@ -306,18 +234,11 @@ class Proofs:
         for name in names:
             if name in kinds:
                 by_kind.setdefault(kinds[name], []).append(name)
-        groups = layout.groups
-        if groups is not None and ("group" in by_kind or "rest" in by_kind):
+        if "group" in by_kind or "rest" in by_kind:
             edges = self._edges(number)
             numbers = np.unique(np.searchsorted(edges[1:], local, "right")).tolist()
             for bad in self.bad_groups(number, numbers, by_kind.keys()):
-                raise FormatError(
-                    bad.message,
-                    where=f"{bad.path}, sample {bad.sample} and on",
-                    expected=f"{bad.expected:#010x}",
-                    found=f"{bad.actual:#010x}",
-                    fix=_DAMAGED,
-                )
+                raise bad
         if "record" in by_kind and read:
             records = self._sidecar.records(number)
             if records is not None and layout.records is not None:
@@ -325,64 +246,55 @@ class Proofs:
                 records.prove(file, local)
         for kind in ("member", "block"):
             for name in by_kind.get(kind, ()):
-                self._check_ranges(number, kind, name, local)
-
-    def check_file(self, number: int) -> None:
-        """Raise `FormatError` if a checksum of a whole file, or else of its groups, is wrong."""
-        sums = self._sums(number)
-        for i in range(len(sums.blocks)):
-            self._block(number, sums, i)
-        if not len(sums.blocks):
-            local = np.arange(self._sidecar.layout(number).count, dtype=np.int64)
-            kinds = self.kinds(number)
-            self.check(number, local, [n for n in kinds if kinds[n] in ("group", "rest")])
+                self._check_pieces(number, kind, name, local)
 
     # --- groups --------------------------------------------------------------------------------
 
     def bad_groups(
-        self, number: int, chosen: Iterable[int] | None = None, kinds: Iterable[Kind] = ()
-    ) -> Iterator[BadGroup]:
-        """Yield which groups of a file, of those `chosen` or of all, have a wrong checksum.
-
-        `kinds` are ``"group"``, ``"rest"`` or both, which nothing means too.
-        """
+        self,
+        number: int,
+        chosen: Iterable[int] | None = None,
+        kinds: Container[Kind] = ("group", "rest"),
+    ) -> Iterator[FormatError]:
+        """Yield an error for each group of a file, of those `chosen` or of all, that is damaged."""
         layout = self._sidecar.layout(number)
-        groups, kinds = layout.groups, set(kinds) or {"group", "rest"}
-        if groups is None:
+        if (groups := layout.groups) is None:
             return
-        edges = self._edges(number)
-        known: dict[Kind, object] = {"group": groups.crc32c, "rest": groups.rest}
-        checked = [kind for kind, sums in known.items() if sums is not None and kind in kinds]
+        edges, open_file = self._edges(number), partial(self._sidecar.open_file, number)
+        crcs: dict[Kind, Law | None] = {"group": groups.crc32c}
+        if groups.rest is not None:
+            crcs["rest"] = groups.rest.crc32c
         for g in range(groups.blocks.count) if chosen is None else chosen:
-            for kind in checked:
+            for kind, law in crcs.items():
+                if law is None or kind not in kinds:
+                    continue
                 if self.once and (number, kind, g) in self._proved:
                     continue
-                of = self._range_sums if kind == "group" else self._rest_sums
-                path, expected, crc, fields = of(number, groups, g)
-                if crc == expected:
+                where, words = self._sidecar.root(number), ""
+                if kind == "group":
+                    file = open_file(groups.path(g))
+                    offset, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
+                    file.check_extents(np.array([offset]), np.array([nbytes]), "a group")
+                    where, crc = file.path, read_crc32c(file, offset, offset + nbytes)
+                else:
+                    fields = groups.rest.fields if groups.rest is not None else ()
+                    words = f" in the files of {', '.join(fields)}"
+                    crc = rest_crc(layout, fields, edges[g : g + 2], open_file)
+                if crc == law.one(g):
                     self._proved.add((number, kind, g))
                     continue
                 sample = self._sidecar.first(number) + int(edges[g])
-                yield BadGroup(path, g, sample, expected, crc, fields)
+                yield FormatError(
+                    f"the CRC-32C of group {g}{words} is wrong",
+                    where=f"{where}, sample {sample} and on",
+                    expected=f"{law.one(g):#010x}",
+                    found=f"{crc:#010x}",
+                    fix=_DAMAGED,
+                )
 
     def _find_edges(self, number: int) -> Ints:
         layout = self._sidecar.layout(number)
         return np.zeros(0, np.int64) if layout.groups is None else layout.groups.edges(layout.count)
-
-    def _range_sums(self, number: int, groups: Groups, g: int) -> Sums:
-        assert groups.crc32c is not None
-        file = self._sidecar.open_file(number, groups.path(g))
-        offset, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
-        file.check_extents(np.array([offset]), np.array([nbytes]), "a group")
-        crc = read_crc32c(file, offset, offset + nbytes)
-        return file.path, groups.crc32c.one(g), crc, ()
-
-    def _rest_sums(self, number: int, groups: Groups, g: int) -> Sums:
-        assert groups.rest is not None
-        open_file, edges = partial(self._sidecar.open_file, number), self._edges(number)[g : g + 2]
-        fields = groups.rest.fields
-        crc = rest_crc(self._sidecar.layout(number), fields, edges, open_file)
-        return self._sidecar.root(number), groups.rest.crc32c.one(g), crc, fields
 
     # --- members and blocks --------------------------------------------------------------------
 
@@ -404,85 +316,75 @@ class Proofs:
                 f"the checksums of a file are damaged: {error}", where=self._sidecar.root(number)
             ) from error
 
-    def _find_sums(self, number: int) -> FileEntrySums:
-        root = self._sidecar.root(number)
-        known = self.block_sums(number)
-        block, crcs = (0, np.zeros(0, np.int64)) if known is None else known
-        starts: dict[str, int] = {}
-        if known is not None:
-            at = 0
-            for path in sorted(data_files(root)):
-                starts["" if path == root else path.relative_to(root).as_posix()] = at
-                at += path.stat().st_size
-            if len(crcs) != -(-at // block):
-                raise FormatError(
-                    "there is another number of checksums than blocks",
-                    where=root,
-                    expected=-(-at // block),
-                    found=len(crcs),
-                    fix="write the sidecar again with dsprep provenance --checksums",
-                )
-        files = tuple(sorted((at, path) for path, at in starts.items()))
-        return FileEntrySums(self._members(number), block, crcs, starts, files)
+    def _find_pieces(self, number: int) -> Mapping[Kind, _Pieces]:
+        root, pieces = self._sidecar.root(number), dict[Kind, _Pieces]()
+        if (members := stored_members(root)) is not None:
+            ends = members.offsets + members.nbytes
+            pieces["member"] = _Pieces(members.offsets, ends, {"": 0}, members)
+        if (known := self.block_sums(number)) is None:
+            return pieces
+        (block, crcs), starts, at = known, dict[str, int](), 0
+        for path in sorted(data_files(root)):
+            starts["" if path == root else path.relative_to(root).as_posix()] = at
+            at += path.stat().st_size
+        if len(crcs) != -(-at // block):
+            raise FormatError(
+                "there is another number of checksums than blocks",
+                where=root,
+                expected=-(-at // block),
+                found=len(crcs),
+                fix="write the sidecar again with dsprep provenance --checksums",
+            )
+        begins = np.arange(len(crcs), dtype=np.int64) * block
+        pieces["block"] = _Pieces(begins, begins + block, starts, None, crcs)
+        return pieces
 
-    def _check_ranges(self, number: int, kind: Kind, name: str, local: Ints) -> None:
+    def _check_pieces(self, number: int, kind: Kind, name: str, local: Ints) -> None:
         """Compare the members or blocks that hold a field, unless that was done before."""
-        sums = self._sums(number)
+        pieces = self._pieces(number)[kind]
         for path, offsets, lengths in stored_ranges(self._sidecar.layout(number), name, local):
             self._sidecar.open_file(number, path).check_extents(offsets, lengths, f"field {name}")
-            if kind == "member" and sums.members is not None:
-                ends = sums.members.offsets + sums.members.nbytes
-                first = np.searchsorted(ends, offsets, "right")
-                last = np.searchsorted(sums.members.offsets, offsets + lengths, "left")
-            else:
-                if path not in sums.starts:
-                    new = self._sidecar.root(number) / path
-                    raise FormatError("a file has appeared", where=new)
-                first = (offsets + sums.starts[path]) // sums.block
-                last = -(-(offsets + sums.starts[path] + lengths) // sums.block)
+            if path not in pieces.starts:
+                raise FormatError("a file has appeared", where=self._sidecar.root(number) / path)
+            begins = offsets + pieces.starts[path]
+            first = np.searchsorted(pieces.ends, begins, "right")
+            last = np.searchsorted(pieces.begins, begins + lengths, "left")
             for i in np.unique(ranges(first, np.maximum(0, last - first))).tolist():
                 if (number, kind, i) not in self._proved:
-                    (self._member if kind == "member" else self._block)(number, sums, i)
+                    self._check_piece(number, pieces, i)
                     self._proved.add((number, kind, i))
 
     def has_members(self, number: int) -> bool:
         """Whether a file keeps the checksums of its members, none of which takes long to read."""
-        members = self._members(number)
+        members = stored_members(self._sidecar.root(number))
         return members is not None and int(members.nbytes.max(initial=0)) <= SMALL_MEMBER
 
-    def bad_members(self, number: int) -> Iterator[FormatError]:
-        """Yield an error for each member of a ZIP file whose checksum is wrong."""
-        members = self._members(number)
-        if members is None:
+    def bad_pieces(self, number: int) -> Iterator[FormatError]:
+        """Yield an error for each member and block of a file whose checksum is wrong."""
+        for pieces in self._pieces(number).values():
+            for i in range(len(pieces.begins)):
+                try:
+                    self._check_piece(number, pieces, i)
+                except FormatError as error:
+                    yield error
+
+    def _check_piece(self, number: int, pieces: _Pieces, i: int) -> None:
+        """Raise `FormatError` if the checksum of a member or block is wrong."""
+        if pieces.members is not None:
+            pieces.members.check(self._sidecar.open_file(number, ""), i)
             return
-        file = self._sidecar.open_file(number, "")
-        for i in range(len(members.offsets)):
-            try:
-                members.check(file, i)
-            except FormatError as error:
-                yield error
-
-    def _member(self, number: int, sums: FileEntrySums, i: int) -> None:
-        assert sums.members is not None
-        file = self._sidecar.open_file(number, "")
-        sums.members.check(file, i)
-
-    def _block(self, number: int, sums: FileEntrySums, i: int) -> None:
-        begin, end, crc = i * sums.block, (i + 1) * sums.block, 0
-        k = bisect_right(sums.files, begin, key=lambda file: file[0]) - 1
-        where: Path = self._sidecar.root(number)
-        while k < len(sums.files) and sums.files[k][0] < end:
-            start, path = sums.files[k]
-            file = self._sidecar.open_file(number, path)
-            low, high = max(0, begin - start), min(file.nbytes, end - start)
-            crc = read_crc32c(file, low, max(low, high), crc)
-            where = file.path
-            k += 1
-        if crc != int(sums.blocks[i]):
+        assert pieces.crcs is not None
+        begin, end, crc, where = int(pieces.begins[i]), int(pieces.ends[i]), 0, Path()
+        paths, starts = [*pieces.starts], [*pieces.starts.values()]
+        for k in range(bisect_right(starts, begin) - 1, bisect_left(starts, end)):
+            file = self._sidecar.open_file(number, paths[k])
+            low, high = max(0, begin - starts[k]), min(file.nbytes, end - starts[k])
+            crc, where = read_crc32c(file, low, max(low, high), crc), file.path
+        if crc != int(pieces.crcs[i]):
             raise FormatError(
                 f"the CRC-32C of bytes {begin:,} to {end:,} is wrong",
                 where=where,
-                expected=f"{int(sums.blocks[i]):#010x}",
+                expected=f"{int(pieces.crcs[i]):#010x}",
                 found=f"{crc:#010x}",
                 fix=_DAMAGED,
             )

@@ -37,7 +37,7 @@ from dsprep.reading.read_plan import ReadPlan
 from dsprep.reading.records import RecordReader, Verify
 from dsprep.reading.single import Single
 from dsprep.sidecar import entries, spec
-from dsprep.sidecar.proofs import BadGroup, Proofs
+from dsprep.sidecar.proofs import Proofs
 from dsprep.sidecar.spec import Content
 from dsprep.storage.atomic import refuse_partial, restore, written_as
 from dsprep.storage.base import Handle
@@ -709,13 +709,8 @@ class Sidecar:
             return 0
         return self._reader(0).resident_nbytes()
 
-    def bad_groups(self) -> Iterator[BadGroup]:
-        """Yield the groups whose checksum is wrong; all groups that have one are read.
-
-        Yields
-        ------
-        BadGroup
-            With file, first sample, and the expected and the actual CRC-32C.
+    def bad_groups(self) -> Iterator[FormatError]:
+        """Yield an error for each group whose checksum is wrong; all that have one are read.
 
         Raises
         ------
@@ -724,12 +719,6 @@ class Sidecar:
         """
         for number in range(len(self.content.files)):
             yield from self.proofs.bad_groups(number)
-
-    def has_sums(self, number: int) -> bool:
-        """Whether a file has checksums, its own or those of its groups."""
-        groups = self.layout(number).groups
-        own = self.content.files[number].crc32c is not None
-        return own or (groups is not None and (groups.crc32c or groups.rest) is not None)
 
     def close(self) -> None:
         """Close all files; reading opens them again."""

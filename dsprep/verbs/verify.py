@@ -342,10 +342,7 @@ def _damaged_groups(source: Source) -> list[str]:
     """Return the groups of a repacked dataset whose checksum is wrong, one clause each."""
     if not isinstance(source, SidecarSource):
         return []
-    return [
-        f"{bad.message} in {bad.path}: {bad.actual:#010x}, expected {bad.expected:#010x}"
-        for bad in source.sidecar.bad_groups()
-    ]
+    return [*map(str, source.sidecar.bad_groups())]
 
 
 def _ranges(source: Source, share: float | None, seed: int) -> Iterator[tuple[int, int]]:

@@ -3,21 +3,21 @@
 The cheap check compares what is known of each file, parses every layout and computes extents: none
 may be outside its file. The full one opens the files by their own library, finds every extent
 again, compares all of them with those that the laws give, and reads: every checksum that there is,
-and values, bit for bit. Of a sidecar that cannot be read, and of each field of a file, the first
-problem is reported; what goes wrong meanwhile, the system's errors too, is one more.
+and values, bit for bit. Of a sidecar that is damaged, and of each field of a file, the first
+problem is reported; what does not fit the files any more is not compared further.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 from dsprep import formats
-from dsprep.core.schema import Schema
+from dsprep.errors import DsprepError, FormatError
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.model import FileLayout
 from dsprep.reading.columns import ColumnReader
@@ -27,12 +27,11 @@ from dsprep.sidecar.sidecar import MissingError, Sidecar
 from dsprep.sidecar.spec import Content
 from dsprep.source.files import find_files
 from dsprep.storage.paths import as_path, open_file
-from dsprep.verbs.check.bounds import outside
-from dsprep.verbs.check.full import against_files
-from dsprep.verbs.check.problems import CAUGHT, Problem, problem
+from dsprep.verbs.check.extents import wrong_extents
+from dsprep.verbs.check.full import wrong_in_files
 from dsprep.writing.create_sidecar import THREADS, dataset_of
 
-__all__ = ["Problem", "check"]
+__all__ = ["check"]
 
 Progress: TypeAlias = Callable[[int, int], None]
 
@@ -43,7 +42,7 @@ def check(
     full: bool = False,
     at: str | Path | None = None,
     progress: Progress | None = None,
-) -> list[Problem]:
+) -> list[DsprepError]:
     """Return the problems of a sidecar and its data; none if both are as they should be.
 
     Parameters
@@ -59,9 +58,8 @@ def check(
 
     Returns
     -------
-    list of Problem
-        Each with `file`, `what`, `expected`, `found`, and `field` and `sample` where it is about
-        one; empty if the sidecar is valid.
+    list of DsprepError
+        Each with `what`, `where`, `expected` and `found`; empty if the sidecar is valid.
 
     Raises
     ------
@@ -73,134 +71,111 @@ def check(
     else:
         given = [paths] if isinstance(paths, str | Path) else list(paths)
         path, dataset, requested = _named(given, None if at is None else as_path(at))
-    content, problems = _content(path)
-    if content is None:
-        return problems
-    problems += _unlisted(content, dataset, requested)
-    problems += _identities(content.files, content.format, dataset, progress)
-    opened, more = _opened(content, dataset, path)
-    problems += more
-    if full:
-        problems += against_files(content, opened, dataset, path, progress)
-    if opened is not None:
-        opened.close()
-    return list(dict.fromkeys(problems))
+    problems: dict[str, DsprepError] = {}
+    try:
+        content = _content(path)
+        for problem in _wrong_files(content, dataset, requested, progress):
+            problems[str(problem)] = problem
+        if content.layouts and not problems:
+            with Sidecar(content, dataset, path) as opened:
+                for problem in _wrong_layouts(opened):
+                    problems[str(problem)] = problem
+                if full and not problems:
+                    for problem in wrong_in_files(opened, progress):
+                        problems[str(problem)] = problem
+    except (DsprepError, OSError, MemoryError, OverflowError) as error:
+        problem = error if isinstance(error, DsprepError) else _unreadable(error, path)
+        problems[str(problem)] = problem
+    return [*problems.values()]
+
+
+def _unreadable(error: BaseException, path: Path) -> FormatError:
+    named = getattr(error, "filename", None) or path
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return FormatError(f"it cannot be read: {text}", where=named)
 
 
 def _named(paths: Sequence[str | Path], at: Path | None) -> tuple[Path, Path, list[Path]]:
     """Return the sidecar, its dataset, and the requested part of it."""
-    first = as_path(paths[0])
-    requested = [as_path(p) for p in paths]
+    first, requested = as_path(paths[0]), [*map(as_path, paths)]
     if len(paths) == 1 and first.name.endswith(spec.SUFFIX):
         dataset = first.with_name(first.name.removesuffix(spec.SUFFIX))
-        return _there(first, dataset), dataset, [dataset]
-    if len(paths) == 1 and (at is not None or spec.beside(first).is_file()):
-        return _there(at or spec.beside(first), first), first, requested
-    files = [p.absolute() for p, _ in find_files(paths)[0]]
-    dataset = dataset_of(files)
-    path = at or spec.beside(dataset)
-    above = spec.beside(dataset.parent)
-    if at is None and len(files) == 1 and not path.is_file() and above.is_file():
-        path, dataset = above, dataset.parent
-    return _there(path, dataset), dataset, files
-
-
-def _there(path: Path, dataset: Path) -> Path:
+        path, requested = first, [dataset]
+    elif len(paths) == 1 and (at is not None or spec.beside(first).is_file()):
+        path, dataset = at or spec.beside(first), first
+    else:
+        requested = [p.absolute() for p, _ in find_files(paths)[0]]
+        dataset = dataset_of(requested)
+        path, above = at or spec.beside(dataset), spec.beside(dataset.parent)
+        if at is None and len(requested) == 1 and not path.is_file() and above.is_file():
+            path, dataset = above, dataset.parent
     if not path.is_file():
         raise MissingError(path, dataset)
-    return path
+    return path, dataset, requested
 
 
-# --- the sidecar -----------------------------------------------------------------------------
-
-
-def _content(path: Path) -> tuple[Content | None, list[Problem]]:
-    try:
-        content = spec.read(path)
-    except CAUGHT as error:
-        return None, [problem(error, path)]
-    problems = []
+def _content(path: Path) -> Content:
+    """Return the content of a sidecar, as far as it can be judged by itself."""
+    content = spec.read(path)
     if content.format not in formats.FORMATS:
         known = ", ".join(formats.FORMATS)
-        return None, [Problem(str(path), "it is of no known format", known, content.format)]
-    try:
-        OpenOptions.from_json(content.reading)
-    except CAUGHT as error:
-        problems.append(problem(error, path))
+        text = "it is of no known format"
+        raise FormatError(text, where=path, expected=known, found=content.format)
+    OpenOptions.from_json(content.reading)
     recorded = spec.read_json(path).get("samples")
     if recorded != content.samples:
         text = "it has another number of samples than its files"
-        problems.append(Problem(str(path), text, content.samples, str(recorded)))
-    return content, problems
+        raise FormatError(text, where=path, expected=content.samples, found=recorded)
+    return content
 
 
-def _opened(content: Content, dataset: Path, path: Path) -> tuple[Sidecar | None, list[Problem]]:
-    """Return the sidecar if all of its layouts can be used, and what is wrong with them."""
-    if not content.layouts:
-        return None, []  # the samples have no offsets
-    problems, tried = list[Problem](), dict[tuple[object, ...], list[Problem]]()
-    opened = Sidecar(content, dataset, path)
-    for i, entry in enumerate(content.files):
-        root, first = dataset / entry.path, opened.first(i)
-        try:
-            layout = opened.layout(i)
-            nbytes = root.stat().st_size if root.is_file() else None
-            key = entry.layout, entry.samples, nbytes, root if nbytes is None else None
-            if key not in tried:
-                _prepare(layout, content.schema, root)
-                tried[key] = list(outside(layout, content.schema, root))
-            for outlier in tried[key]:
-                sample = None if outlier.sample is None else outlier.sample + first
-                problems.append(replace(outlier, file=str(root), sample=sample))
-        except CAUGHT as error:
-            problems.append(problem(error, path))
-    return (None if problems else opened), list(dict.fromkeys(problems))
+def _wrong_files(
+    content: Content, dataset: Path, requested: Sequence[Path], progress: Progress | None
+) -> Iterator[DsprepError]:
+    """Yield how the files differ from what is known of them, and those that are not listed."""
+    look = partial(_change, content.format, dataset)
+    with ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0)))) as pool:
+        for done, change in enumerate(pool.map(look, content.files), 1):
+            if change is not None:
+                yield change
+            if progress is not None and len(content.files) > 1:
+                progress(done, len(content.files))
+    listed = {(dataset / path).absolute() for path in content.paths()}
+    if all(path.exists() for path in requested):
+        for path in (p.absolute() for p, _ in find_files(requested)[0]):
+            if path not in listed:
+                yield FormatError(
+                    "it is in the dataset, and the sidecar does not list it", where=path
+                )
 
 
-def _prepare(layout: FileLayout, schema: Schema, root: Path) -> None:
+def _change(format: str, dataset: Path, entry: FileEntry) -> DsprepError | None:
+    path = dataset / entry.path
+    try:
+        how = entry.identity.changed(path, formats.load(format).facts)
+    except DsprepError as error:
+        return error
+    except OSError as error:
+        return _unreadable(error, path)
+    return None if how is None else FormatError(how, where=path)
+
+
+def _wrong_layouts(opened: Sidecar) -> Iterator[DsprepError]:
+    """Yield the extents that are not in their files."""
+    checked = set[tuple[object, ...]]()
+    for i, entry in enumerate(opened.content.files):
+        root, layout = opened.root(i), opened.layout(i)
+        nbytes = root.stat().st_size if root.is_file() else root
+        if (key := (entry.layout, entry.samples, nbytes)) not in checked:
+            _prepare(layout, opened, root)
+            yield from wrong_extents(layout, opened.schema, root, opened.first(i))
+            checked.add(key)
+
+
+def _prepare(layout: FileLayout, opened: Sidecar, root: Path) -> None:
     """Raise if a frame, recipe or filter is unknown or has wrong parameters."""
     if layout.records is not None:
-        formats.decoders(layout.records, schema)
+        formats.decoders(layout.records, opened.schema)
     for name, column in layout.columns.items():
-        ColumnReader(column, schema[name], lambda path: open_file(root / path if path else root))
-
-
-# --- the files -------------------------------------------------------------------------------
-
-
-def _unlisted(content: Content, dataset: Path, requested: Sequence[Path]) -> list[Problem]:
-    """Return the files that are in the dataset and not in the sidecar."""
-    try:
-        present = [p.absolute() for p, _ in find_files(requested)[0]]
-    except CAUGHT:
-        return []  # each missing file is reported
-    listed = {(dataset / f.path).absolute() for f in content.files}
-    return [
-        Problem(str(p), "it is in the dataset, and the sidecar does not list it")
-        for p in present
-        if p not in listed
-    ]
-
-
-def _identities(
-    files: Sequence[FileEntry], format: str, dataset: Path, progress: Progress | None
-) -> list[Problem]:
-    """Return how the files differ from what is known of them."""
-    done = 0
-
-    def one(entry: FileEntry) -> list[Problem]:
-        nonlocal done
-        path = dataset / entry.path
-        try:
-            how = entry.identity.changed(path, formats.load(format).facts)
-        except CAUGHT as error:
-            return [problem(error, path)]
-        done += 1
-        if progress is not None:
-            progress(done, len(files))
-        return [Problem(str(path), how)] if how else []
-
-    if len(files) < 2:
-        return [p for f in files for p in one(f)]
-    with ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0)))) as pool:
-        return [p for some in pool.map(one, files) for p in some]
+        field = opened.schema[name]
+        ColumnReader(column, field, lambda path: open_file(root / path if path else root))

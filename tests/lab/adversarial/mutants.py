@@ -566,7 +566,7 @@ def judge_sidecar(subject: Subject, say: Say, turn: int) -> str:
     types = [sorted(kind for kind, _ in v.values()) for v in (found["Sidecar.read"], subject.known)]
     if types[0] != types[1] and subject.kind.startswith(("lmdb", "tfrecord")):
         return "other types, which only the sidecar has"
-    return "other data, check tells" if problems else "!other data, and --check full says valid"
+    return "other data, check tells" if problems else "!other data, and --check --full says valid"
 
 
 # --- many ------------------------------------------------------------------------------------

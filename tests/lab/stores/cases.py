@@ -111,7 +111,7 @@ class Suite:
 
         yield command("convert to HDF5 shards", "convert", source, url("c"), *cut(500))
         yield command("inspect", "inspect", url("c"))
-        yield command("provenance --check full", "provenance", url("c"), "--check", "full")
+        yield command("provenance --check --full", "provenance", url("c"), "--check", "--full")
         yield command("verify HDF5", "verify", source, url("c"))
         for suffix in ("zarr", "lmdb"):
             yield command(f"convert to {suffix}", "convert", source, url(f"c.{suffix}"))
