@@ -323,5 +323,5 @@ def test_dimensions_of_netcdf_are_not_fields(tmp_path):
         dsprep.open(path, options("many"))
     with netcdf.Dataset(path, "w") as file:
         file.createDimension("many", 5_000_000_000)
-    with pytest.raises(FormatError, match=r"no datasets that can be fields.*netCDF dimension"):
+    with pytest.raises(FormatError, match=r"no arrays that can be fields.*netCDF dimension"):
         dsprep.open(path)

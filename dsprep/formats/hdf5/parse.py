@@ -7,7 +7,6 @@ those of dsprep's own encoding, a group with the attribute ``dsprep_kind`` and t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -17,10 +16,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dsprep.core.schema import Attrs, Field, known_axes
-from dsprep.errors import FormatError, SchemaError, UsageError
+from dsprep.errors import FormatError, SchemaError, UsageError, require
 from dsprep.formats import samples
+from dsprep.formats.choice import choose_fields
 from dsprep.formats.conventions import Stated, state_common, text_of
-from dsprep.formats.fields import missing_field
 from dsprep.formats.hdf5.attributes import (
     CAPACITY_ATTRIBUTE,
     KIND_ATTRIBUTE,
@@ -37,17 +36,7 @@ from dsprep.formats.hdf5.guard import hdf5_errors, open_hdf5
 from dsprep.formats.index_tables import Route
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.options import OpenOptions
-from dsprep.formats.ragged import (
-    ArrayTree,
-    RaggedField,
-    RaggedRows,
-    find_tables,
-    indexed,
-    routes_of,
-    table_paths,
-    take_own,
-)
-from dsprep.formats.splits import check_arrays
+from dsprep.formats.ragged import ArrayTree, RaggedField
 from dsprep.layout.model import FileLayout
 from dsprep.storage.paths import open_file
 
@@ -97,57 +86,54 @@ class Fields:
 
     def __init__(self, contents: Contents, options: OpenOptions) -> None:
         self._contents, self._path, self._specs = contents, contents.where, options.fields
-        self._mode, self._datasets = options.sample_axis, contents.datasets
+        self._datasets = contents.datasets
         self._open = partial(DatasetField, contents)
-        self._notes: list[str] = []
         self._lost: dict[tuple[str, str], list[str]] = {}  # what is left out, and why
         with hdf5_errors(self._path, "the HDF5 file cannot be opened"):
             self._own = LAYOUT_ATTRIBUTE in contents.file.attrs
         self._stated = Stated()  # until its attributes have been read
         self._stated = self._state()
-        self._tree = ArrayTree(self._datasets, contents.groups)
-        left_out = [f"{p}: {reason}" for p, reason in contents.left_out.items()]
-        if contents.elsewhere:
-            self._notes.append(
-                f"values are in other files: {samples.listed([*contents.elsewhere])}"
-            )
-        if not self._datasets:
-            raise FormatError(
-                "the file holds no datasets that can be fields",
-                where=self._path,
-                found=samples.listed(left_out) or "no datasets",
-            )
         if options.keys_as is not None:
             raise UsageError("--keys-as applies where each group is a sample", where=self._path)
-        if self._stated.refused and self._mode == "auto" and not self._specs and not self._own:
-            reason, fix = self._stated.refused
-            raise SchemaError(reason, where=self._path, fix=f"{fix}, or name fields: --field NAME")
         with hdf5_errors(self._path, "the fields cannot be found"):
-            routes = self._routes()
-        axis, fields = self._choose(routes), dict[str, AnyField]()
-        order = {path: i for i, path in enumerate(self._datasets)}
-        for name in sorted(axis.names, key=lambda n: order[routes[n][0]]):
-            found = self._field(name, *routes[name], axis.whole_file)
-            if found is not None:
-                fields[name] = found
-        if not fields:
-            raise self._nothing()
+            choice = choose_fields(
+                ArrayTree(self._datasets, contents.groups),
+                self._open,
+                options,
+                self._path,
+                stated=self._stated,
+                own=self._own,
+                marked=self._marked(),
+                refused=contents.left_out,
+            )
+        fields, notes = dict[str, AnyField](), choice.notes
+        if contents.elsewhere:
+            notes.append(f"values are in other files: {samples.listed([*contents.elsewhere])}")
+        for name, route in choice.routes.items():
+            field = self._field(name, *route, choice.axis.whole_file)
+            if field is not None:
+                fields[name] = field
         if not self._specs:
-            self._notes += [f"left out {each}" for each in left_out if not each.endswith(NOTHING)]
-            self._notes += samples.unapplied({n: f.field.attrs for n, f in fields.items()})
-            self._note_losses(fields)
+            left_out = contents.left_out.items()
+            notes += [f"left out {p}: {why}" for p, why in left_out if not why.endswith(NOTHING)]
+            notes += samples.unapplied({n: f.field.attrs for n, f in fields.items()})
+            notes += self._losses(fields)
         attrs = {**self._attributes("the file", contents.file)}
-        self._note_lost()
+        for (kind, reason), paths in self._lost.items():
+            notes.append(f"left out {kind}{samples.listed(paths)}: {reason}")
+        if not fields:
+            problem = "no dataset can be a field"
+            raise FormatError(problem, where=self._path, found="; ".join(notes) or None)
         # netCDF-C since 4.4.1 and h5netcdf
         netcdf = attrs.pop("_NCProperties", None) is not None
         self.parsed = Parsed(
             version=" (netCDF-4)" if netcdf else "",
-            fields={name: found.field for name, found in fields.items()},
-            layout=FileLayout(axis.count),
+            fields={name: each.field for name, each in fields.items()},
+            layout=FileLayout(choice.axis.count),
             lazy=fields,
             attrs=attrs,
-            notes=tuple(self._notes),
-            others=axis.others or tuple(self._stated.aside if self._own else ()),
+            notes=tuple(notes),
+            others=choice.others,
         )
 
     def _state(self) -> Stated:
@@ -181,67 +167,21 @@ class Fields:
                 return reason, "--sample-axis none takes the file as one sample"
         return None
 
-    # --- datasets whose first axes count the samples ---
-
-    def _choose(self, routes: Mapping[str, tuple[str, Route | None]]) -> samples.SampleAxis:
-        """Return what counts the samples."""
-        arrays: dict[str, samples.Sized] = {}
-        for name, (path, route) in routes.items():
-            held = self._datasets[path]
-            shape = held.shape if route is None else (route.tables[0].rows,)
-            axis_name = self._stated.axes.get(path, "")
-            arrays[name] = samples.Sized(shape, held.nbytes, axis_name, held.dtype)
-        for spec in self._specs:
-            if not spec.index and spec.path not in arrays:
-                self._check_there(spec.path)
-        if not arrays:
-            raise self._nothing()
-        mode = "first" if self._mode == "auto" and self._own else self._mode
-        if not self._specs and mode == "auto":
-            check_arrays(arrays, self._path)
-        axis = samples.choose(
-            arrays,
-            mode,
-            self._path,
-            named=bool(self._specs),
-            grouped=self._stated.grouped,
-            more=partial(indexed, self._tree, self._open),
-        )
-        self._notes += axis.notes
-        return axis
-
-    def _routes(self) -> dict[str, tuple[str, Route | None]]:
-        """Return the path of each field's dataset, and how its rows are found if it is ragged.
-
-        One that the user gave with index tables is called as ``--field`` spells it.
-        """
-        ragged = RaggedRows() if self._mode == "none" else self._ragged_rows()
-        aside = self._stated.aside
-        if not self._specs:
-            self._notes += self._stated.notes()
-        for spec in self._specs:
-            for path in (spec.path, *(p for e in spec.index for p in table_paths(e))):
-                if path not in ragged.routes:
-                    self._check_there(path)
-        routes = routes_of(self._specs, self._tree, ragged, self._open, self._path)
-        return {n: r for n, r in routes.items() if self._specs or r[0] not in aside}
-
-    def _ragged_rows(self) -> RaggedRows:
-        """Return the rows by index tables; where dsprep wrote the file, nothing is guessed."""
-        contents, rows = self._contents, RaggedRows()
-        stated = [name for name, names in contents.groups.items() if KIND_ATTRIBUTE in names]
-        for name in () if self._own else contents.groups:
-            if name not in stated:
-                find_tables(self._tree, name, self._open, rows)
-        for name in stated:
-            where, group = f"{self._path}, field {name}", contents.open(name)
+    def _marked(self) -> dict[str, tuple[str | None, int]]:
+        """Return the groups in dsprep's own encoding of ragged fields: kind and capacity."""
+        contents, groups = self._contents, {}
+        for name in (n for n, names in contents.groups.items() if KIND_ATTRIBUTE in names):
+            group = contents.open(name)
             capacity = marked(group, CAPACITY_ATTRIBUTE) or "0"
-            if not capacity.isdecimal() or len(capacity) > _MOST_DIGITS:
-                problem = f"attribute {CAPACITY_ATTRIBUTE} is not a number of rows"
-                raise FormatError(problem, where=where, found=capacity[:40])
-            kind = marked(group, KIND_ATTRIBUTE)
-            take_own(name, kind, int(capacity), self._tree, self._open, rows, where)
-        return rows
+            require(
+                capacity.isdecimal() and len(capacity) <= _MOST_DIGITS,
+                FormatError,
+                f"attribute {CAPACITY_ATTRIBUTE} is not a number of rows",
+                where=f"{self._path}, field {name}",
+                found=capacity[:40],
+            )
+            groups[name] = marked(group, KIND_ATTRIBUTE), int(capacity)
+        return groups
 
     def _field(self, name: str, path: str, route: Route | None, whole: bool) -> AnyField | None:
         stored = self._datasets[path]
@@ -290,33 +230,15 @@ class Fields:
     def _read_attributes(self, path: str) -> Attrs:
         return read_attributes(self._contents.open(path), self._contents.heaps.sound)[0]
 
-    # --- what does not fit ---
-
-    def _check_there(self, path: str) -> None:
-        if path in self._contents.left_out:
-            raise SchemaError(
-                f"{path} cannot be a field: {self._contents.left_out[path]}", where=self._path
-            )
-        if path not in self._datasets:
-            raise missing_field(path, self._datasets, self._path)
-
-    def _note_lost(self) -> None:
-        for (what, reason), paths in self._lost.items():
-            self._notes.append(f"left out {what}{samples.listed(paths)}: {reason}")
-
-    def _nothing(self) -> FormatError:
-        self._note_lost()
-        notes = "; ".join(self._notes) or None
-        return FormatError("no dataset can be a field", where=self._path, found=notes)
-
-    def _note_losses(self, fields: dict[str, AnyField]) -> None:
-        """Note the attributes of groups, and the names of enum members."""
+    def _losses(self, fields: dict[str, AnyField]) -> list[str]:
+        """Return notes on the attributes of groups, and the names of enum members."""
+        notes = []
         filled = {
             "/".join(p.split("/")[:k]) for p in self._datasets for k in range(p.count("/") + 1)
         }
         groups = self._contents.groups
         if empty := sorted(groups.keys() - filled - {""}, key=samples.natural_key):
-            self._notes.append(f"{samples.listed(empty)}: groups without datasets")
+            notes.append(f"{samples.listed(empty)}: groups without datasets")
         owners = [
             path
             for path, names in groups.items()
@@ -324,9 +246,10 @@ class Fields:
             if has_attributes(names)
         ]
         if owners:
-            self._notes.append(f"attributes of {samples.listed(owners)} are not kept")
+            notes.append(f"attributes of {samples.listed(owners)} are not kept")
         if enums := [name for name in self._contents.enums if name in fields]:
-            self._notes.append(f"enum names of {samples.listed(enums)} are not kept")
+            notes.append(f"enum names of {samples.listed(enums)} are not kept")
+        return notes
 
 
 def _of_netcdf(value: Any) -> Any:

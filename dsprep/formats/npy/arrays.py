@@ -45,7 +45,7 @@ class StoredArray:
     ----------
     dtype, shape
         Of the array.
-    offset, stored
+    offset, nbytes
         Of its bytes in the file, or of the deflated member.
     path
         The file: ``""``, or its name in the directory.
@@ -58,7 +58,7 @@ class StoredArray:
     dtype: DType
     shape: tuple[int, ...]
     offset: int
-    stored: int
+    nbytes: int
     path: str = ""
     filters: tuple[Mapping[str, Any], ...] = ()
     columns: bool = False
@@ -75,7 +75,7 @@ class StoredArray:
             none = Affine(1, 0)
             return Column(None, first=none, count=none) if ragged else Column(None)
         size, chunk = self.dtype.itemsize, shape
-        blocks = Blocks(Affine(1, self.offset), Affine(1, self.stored), self.path)
+        blocks = Blocks(Affine(1, self.offset), Affine(1, self.nbytes), self.path)
         if self.columns:  # a chunk holds one value of each row, and the first inner axis runs first
             inner, nbytes = shape[1:], shape[0] * size
             count, chunk = math.prod(inner), (shape[0], *(1 for _ in inner))

@@ -5,16 +5,15 @@ from __future__ import annotations
 import glob
 import shlex
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
-from dsprep.core.schema import Field, FieldSpec, Schema, show_shape
-from dsprep.errors import AmbiguousError, FormatError, SchemaError
+from dsprep.core.schema import Field, FieldSpec, Schema
+from dsprep.errors import AmbiguousError
+from dsprep.formats.choice import Choice, choose_fields
 from dsprep.formats.fields import missing_field
-from dsprep.formats.index_tables import Route
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.npy.archive import Member
 from dsprep.formats.npy.arrays import (
@@ -28,25 +27,14 @@ from dsprep.formats.npy.arrays import (
 )
 from dsprep.formats.npy.tables import StoredNumbers, check
 from dsprep.formats.options import OpenOptions
-from dsprep.formats.ragged import (
-    ArrayTree,
-    RaggedRows,
-    find_tables,
-    indexed,
-    routes_of,
-    table_paths,
-)
-from dsprep.formats.samples import SampleAxis, Sized, ambiguous, choose
-from dsprep.formats.splits import check_arrays
+from dsprep.formats.ragged import ArrayTree, table_paths
+from dsprep.formats.samples import Sized, ambiguous
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import FileLayout
 from dsprep.reading.files import Files
 from dsprep.storage.base import Handle
 from dsprep.storage.local import DirectoryGuard
 from dsprep.storage.paths import open_file
-
-Routes: TypeAlias = Mapping[str, tuple[str, Route | None]]
-"""By field: the array that has its values, and how its rows are found if it is ragged."""
 
 PROVED = 64 << 20
 """Bytes of a stored ZIP member up to which its CRC-32 is compared when it is first read."""
@@ -68,19 +56,15 @@ def open_numpy(path: Path, options: OpenOptions, hint: Schema | None) -> Located
                 check(file, member)
             return StoredNumbers(name, inside.arrays[name], opened, f"{path}, array {name}")
 
-        tree = ArrayTree(inside.arrays, {"": ()})
-        ragged = RaggedRows()
-        for group in tree.groups if options.sample_axis != "none" else ():
-            find_tables(tree, group, open_rows, ragged)
-        known = [s for s in specs if s.index or s.path in inside.arrays]  # the others: `_parsed`
-        routes = routes_of(known, tree, ragged, open_rows, path) if known or not specs else {}
-        axis = _axis(routes, inside, options, path, partial(indexed, tree, open_rows))
-        parsed = _parsed(routes, inside, axis, specs, hint, path)
+        _check(inside, specs, options, path)
+        options = replace(options, fields=specs)
+        choice = choose_fields(ArrayTree(inside.arrays, {"": ()}), open_rows, options, path)
+        parsed = _parsed(choice, inside, hint)
         if file is not None and inside.members:
-            values = (inside.members.get(routes[name][0]) for name in parsed.fields)
+            values = (inside.members.get(values) for values, _ in choice.routes.values())
             members = [m for m in values if m is not None and m.nbytes <= PROVED]
             parsed = replace(parsed, prove=partial(_prove, file, members, threading.Lock()))
-        return LocatedSource(path, parsed, replace(options, fields=specs), opened, close)
+        return LocatedSource(path, parsed, options, opened, close)
     except BaseException:
         close()
         raise
@@ -126,34 +110,39 @@ def _known(spec: FieldSpec, inside: Arrays) -> FieldSpec:
     return replace(spec, path=known(spec.path), index=index)
 
 
-def _parsed(
-    routes: Routes,
-    inside: Arrays,
-    axis: SampleAxis,
-    specs: tuple[FieldSpec, ...],
-    hint: Schema | None,
-    path: Path,
-) -> Parsed:
-    for name in (s.path for s in specs) if specs or inside.arrays else inside.refused:
+def _check(inside: Arrays, specs: tuple[FieldSpec, ...], options: OpenOptions, path: Path) -> None:
+    """Raise the error for arrays that are asked for and cannot be read.
+
+    Or `AmbiguousError`, if all of the files of a directory are the same kind of array, so that each
+    may be a sample.
+    """
+    arrays = inside.arrays
+    for name in (s.path for s in specs) if specs or arrays else inside.refused:
         if name in inside.refused:
             raise inside.refused[name]
-        if name not in inside.arrays:
+        if name not in arrays:
             raise missing_field(name, inside.names, path)
-    if not routes:
-        problem = "no array can be a field" if inside.arrays else "it holds no arrays"
-        raise FormatError(problem, where=path)
-    others = [n for n in (s.spelled for s in specs) if n not in axis.names]
-    if others:
-        raise SchemaError(
-            f"field {others[0]} has not the length of the others",
-            where=path,
-            expected=f"{axis.count} samples along its first axis",
-            found=show_shape(_sized(*routes[others[0]], inside).shape) or "no axis",
-        )
+    if options.sample_axis != "auto" or not path.is_dir() or len(arrays) < 2:
+        return
+    kinds = {(a.dtype.str, a.shape[1:], len(a.shape)) for a in arrays.values()}
+    table = max(kinds)[2] < 2 and len({a.shape for a in arrays.values()}) == 1
+    if len(kinds) == 1 and not table:
+        sized = {n: Sized(a.shape, a.nbytes, dtype=a.dtype) for n, a in arrays.items()}
+        error = ambiguous("each file may be a sample", sized, path)
+        files = shlex.quote(f"{glob.escape(str(path))}/*{SUFFIX}")
+        rows = sum(a.shape[0] for a in arrays.values())
+        ways = [
+            (f"{files} --sample-axis none", f"{len(arrays)} samples, one in each file"),
+            (f"{files} --sample-axis first", f"{rows} samples, one in each row of each file"),
+        ]
+        raise AmbiguousError(error.reason, [*ways, *error.readings], where=path, fix=error.fix)
+
+
+def _parsed(choice: Choice, inside: Arrays, hint: Schema | None) -> Parsed:
+    axis = choice.axis
     known = {} if hint is None or not axis.whole_file else {f.name: f for f in hint}
     fields, columns = {}, {}
-    for n in axis.names:
-        values, route = routes[n]
+    for n, (values, route) in choice.routes.items():
         array = inside.arrays[values]
         if route is not None:
             fields[n] = Field(n, array.dtype, (None, *array.shape[1:]))
@@ -168,8 +157,8 @@ def _parsed(
         version=inside.version,
         fields=fields,
         layout=FileLayout(axis.count, columns=columns),
-        notes=(*inside.notes, *refused, *axis.notes),
-        others=axis.others,
+        notes=(*inside.notes, *refused, *choice.notes),
+        others=choice.others,
     )
 
 
@@ -179,46 +168,3 @@ def _field(name: str, array: StoredArray, hint: Field | None, whole_file: bool) 
     if hint is not None and hint.ragged and array.shape and hint.inner == array.shape[1:]:
         shape = hint.shape
     return Field(name, array.dtype, shape)
-
-
-def _sized(values: str, route: Route | None, inside: Arrays) -> Sized:
-    array = inside.arrays[values]
-    shape = array.shape if route is None else (route.tables[0].rows,)
-    return Sized(shape, array.stored, dtype=array.dtype if route is None else None)
-
-
-def _axis(
-    routes: Routes,
-    inside: Arrays,
-    options: OpenOptions,
-    path: Path,
-    more: Callable[[], Sequence[tuple[str, str]]],
-) -> SampleAxis:
-    """Return which axis counts the samples.
-
-    Raises
-    ------
-    AmbiguousError
-        If it is doubtful, or all of the files of a directory are the same kind of array, so that
-        each may be a sample.
-    """
-    arrays, mode = inside.arrays, options.sample_axis
-    shapes = {name: _sized(*route, inside) for name, route in routes.items()}
-    if not shapes:
-        return SampleAxis(0, False, ())
-    if not options.fields and mode == "auto":
-        check_arrays(shapes, path)
-    kinds = {(a.dtype.str, a.shape[1:], len(a.shape)) for a in arrays.values()}
-    table = max(kinds)[2] < 2 and len({a.shape for a in arrays.values()}) == 1
-    if mode == "auto" and path.is_dir() and len(arrays) > 1 and len(kinds) == 1 and not table:
-        error = ambiguous("each file may be a sample", shapes, path)
-        files, rows = (
-            shlex.quote(f"{glob.escape(str(path))}/*{SUFFIX}"),
-            sum(a.shape[0] for a in arrays.values()),
-        )
-        ways = [
-            (f"{files} --sample-axis none", f"{len(arrays)} samples, one in each file"),
-            (f"{files} --sample-axis first", f"{rows} samples, one in each row of each file"),
-        ]
-        raise AmbiguousError(error.reason, [*ways, *error.readings], where=path, fix=error.fix)
-    return choose(shapes, mode, path, named=bool(options.fields), more=more)

@@ -6,6 +6,7 @@ An array is located when it is first read: opening a store stays cheap. zarr-pyt
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from functools import cached_property
@@ -13,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Array, Field, Schema
+from dsprep.core.schema import Array, Field, Ints, Schema
 from dsprep.errors import FormatError, MissingExtra
 from dsprep.formats.located import Unlocated
 from dsprep.formats.zarr.attributes import FIELDS
 from dsprep.formats.zarr.chunks import library_errors, read_chunks
-from dsprep.formats.zarr.locate import locate
+from dsprep.formats.zarr.locate import check_names, locate, stored_files
 from dsprep.formats.zarr.metadata import ArrayMeta
 from dsprep.formats.zarr.store import Store, join
 from dsprep.layout.model import Column, FileLayout, Grid
@@ -30,16 +31,23 @@ class StoredArray:
     """One array of a store, opened for reading; safe to use from several threads.
 
     `complete`: dsprep wrote it, so a missing file is damage and does not stand for the fill value.
-    `dtype` is that of an element as stored, `count` the number of rows.
+    `dtype` is that of an element as stored, `count` the number of rows, `nbytes` that of values.
     """
 
     def __init__(self, meta: ArrayMeta, store: Store) -> None:
         self.meta, self.store = meta, store
-        self.dtype, self.count = meta.dtype, (meta.shape or (0,))[0]
+        self.dtype, self.shape, self.vlen = meta.dtype, meta.shape, meta.vlen
+        self.count = (meta.shape or (0,))[0]
+        self.nbytes = 0 if meta.vlen else math.prod(meta.shape) * meta.dtype.itemsize
         self.where = f"{store.path}, array {meta.path or '/'}"
         self.complete = False
         self._decoding = threading.Lock()
         self._block: tuple[int, Array] = (-1, np.empty(0))
+
+    @cached_property
+    def files(self) -> Ints:
+        """The files that are there, as `stored_files` gives them."""
+        return stored_files(self.store, self.meta)
 
     @cached_property
     def grid(self) -> Grid | None:
@@ -96,7 +104,10 @@ class StoredArray:
         shape, varies = self.meta.shape, self.meta.vlen
         with library_errors(f"{self.where}, rows {start} to {stop}"):
             keys = self.meta.file_keys(start, stop) if shape else [self.meta.key()]
-            library = self._library(read_chunks(self, keys))
+            held = read_chunks(self, keys)
+            if not held:
+                check_names(self)
+            library = self._library(held)
             values = np.asarray(library[start:stop] if shape else library[()])
             if values.shape != ((stop - start, *shape[1:]) if shape else ()):
                 raise FormatError("the data have the wrong shape", where=self.where)

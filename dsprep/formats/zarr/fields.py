@@ -25,15 +25,11 @@ from dsprep.formats.index_tables import Route
 from dsprep.formats.located import LazyField
 from dsprep.formats.ragged import RaggedField
 from dsprep.formats.zarr.array import StoredArray
-from dsprep.formats.zarr.attributes import DTYPE, from_json, restore, view
-from dsprep.formats.zarr.locate import stored_files
-from dsprep.formats.zarr.metadata import MAX_ROW, NoField
+from dsprep.formats.zarr.attributes import DTYPE, restore, view
+from dsprep.formats.zarr.metadata import MAX_ROW
 from dsprep.layout.describe import Chunking, FieldStorage, of_array
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Column
-
-VLEN = {"str": "vlen-utf8", "bytes": "vlen-bytes"}
-"""The codecs of elements that vary in length, by kind of field."""
 
 
 def declared(array: StoredArray) -> tuple[Any, tuple[int, ...]]:
@@ -58,10 +54,11 @@ class ArrayField(LazyField):
         Samples.
     """
 
-    def __init__(self, name: str, array: StoredArray, single: bool = False) -> None:
+    def __init__(
+        self, name: str, array: StoredArray, single: bool = False, attrs: Attrs | None = None
+    ) -> None:
         dtype, shape = declared(array)
-        self.array, self.single = array, single or not shape
-        attrs = from_json(array.meta.attrs)
+        self.array, self.single, attrs = array, single or not shape, dict(attrs or {})
         if DIMENSIONS in attrs:  # those of a stand-in are more
             attrs[DIMENSIONS] = attrs[DIMENSIONS][: len(shape)]
         self.field = Field(name, dtype, shape if self.single else shape[1:], "array", attrs)
@@ -113,7 +110,7 @@ class ArrayField(LazyField):
             codecs=tuple(c for c in meta.codecs if c not in ("bytes", "sharding_indexed")),
             plain=meta.raw,
         )
-        stored = int(stored_files(self.array.store, meta)[2].clip(0).sum())
+        stored = int(self.array.files[2].clip(0).sum())
         if meta.vlen:
             access = f"a chunk of {meta.chunk[0]:,} samples is read and decoded for one sample"
             words = form.words("samples")
@@ -130,24 +127,16 @@ def ragged_field(name: str, array: StoredArray, route: Route, attrs: Attrs) -> R
     f = values.field
     if values.single:
         raise FormatError("the values of a ragged field have no axis", where=array.where)
-    field = replace(f, shape=(None, *f.shape), kind=route.kind, attrs=from_json(attrs))
+    field = replace(f, shape=(None, *f.shape), kind=route.kind, attrs=attrs)
     return RaggedField(values, route, field, lambda a, b: (Explicit(a), Explicit(b - a)))
 
 
 class ElementsField(ArrayField):
     """A field of elements that vary in length."""
 
-    def __init__(self, name: str, array: StoredArray) -> None:
-        meta = array.meta
-        codecs = meta.codecs
-        if len(meta.shape) != 1 or codecs[0] != VLEN[meta.kind] or len(codecs) > 2:
-            raise NoField(
-                f"strings along {len(meta.shape)} axes, by {', '.join(codecs)}, are not read",
-                where=array.where,
-                expected=f"one axis, {VLEN[meta.kind]} and at most one compressor",
-            )
-        self.field = Field(name, meta.dtype, (None,), meta.kind, from_json(meta.attrs))
-        self.array, self.single, self.count, self._lines = array, False, meta.shape[0], 1
+    def __init__(self, name: str, array: StoredArray, single: bool, attrs: Attrs) -> None:
+        self.field = Field(name, array.meta.dtype, (None,), array.meta.kind, attrs)
+        self.array, self.single, self.count, self._lines = array, single, array.count, 1
 
     @override
     def read(self, start: int, stop: int) -> Values:

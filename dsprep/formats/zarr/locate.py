@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.core.schema import Ints
-from dsprep.errors import FormatError
+from dsprep.errors import FormatError, require
 from dsprep.formats.located import Unlocated
+from dsprep.formats.samples import listed
 from dsprep.formats.zarr.chunks import shard_index
 from dsprep.formats.zarr.metadata import ArrayMeta
-from dsprep.formats.zarr.store import Store, Zip, is_number, join
+from dsprep.formats.zarr.store import DOCUMENTS, Store, Zip, is_number, join
 from dsprep.layout.as_json import MAX_CHUNK, file_path
 from dsprep.layout.laws import LARGEST, Explicit, affine
 from dsprep.layout.model import Blocks, Grid
@@ -57,7 +58,8 @@ def locate(array: StoredArray) -> Grid:
     nbytes = math.prod(meta.shape) * meta.dtype.itemsize
     if meta.chunk_nbytes > MAX_CHUNK or nbytes > LARGEST:
         raise Unlocated("only zarr reads arrays as large as this says to be")
-    files, path, per = stored_files(store, meta), template(meta), None
+    check_names(array)
+    files, path, per = array.files, template(meta), None
     if (files[2] < 0).any():
         if isinstance(store, Zip):
             raise Unlocated("only zarr reads chunks that the ZIP file has compressed")
@@ -129,6 +131,31 @@ def stored_files(store: Store, meta: ArrayMeta) -> Ints:
             entries.append((number, at, nbytes))
     table = np.array(entries, np.int64).reshape(-1, 3)
     return table[np.argsort(table[:, 0])].T
+
+
+def check_names(array: StoredArray) -> None:
+    """Raise `FormatError` if there are files of an array, none of which its metadata name."""
+    store, meta = array.store, array.meta
+    if array.files.size or not meta.shape:
+        return
+    folders = (
+        (name, join(meta.path, name), depth)
+        for name in store.children(meta.path)
+        for depth in range(len(meta.shape))
+    )
+    names = {name for name, folder, depth in folders if next(store.listed(folder, depth), None)}
+    names |= {name for name, *_ in store.listed(meta.path, 0)} - DOCUMENTS
+    names = {name for name in names if name[0] != "."}
+    require(
+        not names,
+        FormatError,
+        "files of an array have other names than its metadata give to chunks",
+        where=array.where,
+        expected=f"names such as {meta.key()}",
+        found=listed([join(meta.path, name) for name in sorted(names)]),
+        fix="if they are its chunks, rename them or state "
+        '"chunk_key_encoding" in zarr.json, "dimension_separator" in .zarray',
+    )
 
 
 def _number(name: str, start: str, separator: str, along: tuple[int, ...]) -> int | None:

@@ -67,6 +67,9 @@ VLEN_KINDS: Mapping[str, Kind] = {
 }
 """Data types of v3, and object codecs of v2, whose elements vary in length."""
 
+VLEN = {"str": "vlen-utf8", "bytes": "vlen-bytes"}
+"""The only codec of theirs that is read, before at most one compressor, by kind of field."""
+
 Codec = tuple[str, Mapping[str, Any]]
 """A name and a configuration."""
 
@@ -206,6 +209,10 @@ def read_node(store: Store, path: str) -> ArrayMeta | dict[str, Any] | None:
             if kind == "group":
                 return attrs
             meta = (_read_v3 if version == 3 else _read_v2)(document, attrs, path)
+            codecs, axes = meta.codecs, len(meta.shape)
+            if meta.vlen and (axes != 1 or codecs[0] != VLEN[meta.kind] or len(codecs) > 2):
+                by = ", ".join(codecs)
+                raise NoField(f"strings along {axes} axes, by {by}, are not read")
             return replace(meta, attrs=_conventional(meta, document))
         except FormatError as error:
             where = error.where or f"{store.path}, {key}"

@@ -5,35 +5,23 @@ The walk through the groups, the choice of fields, and the source that reads the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from dsprep.core.schema import Attrs
-from dsprep.errors import DsprepError, FormatError, SchemaError
+from dsprep.errors import DsprepError, FormatError
 from dsprep.formats import samples
+from dsprep.formats.choice import choose_fields
 from dsprep.formats.conventions import Stated, state_common
-from dsprep.formats.index_tables import Route
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.options import OpenOptions
-from dsprep.formats.ragged import (
-    ArrayTree,
-    RaggedField,
-    RaggedRows,
-    find_tables,
-    indexed,
-    routes_of,
-    take_own,
-)
-from dsprep.formats.splits import check_arrays
+from dsprep.formats.ragged import ArrayTree, RaggedField
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.attributes import CAPACITY, FIELDS, KIND, STATIC, from_json
 from dsprep.formats.zarr.fields import AnyField, ArrayField, ElementsField, arrays_of, ragged_field
-from dsprep.formats.zarr.locate import stored_files
 from dsprep.formats.zarr.metadata import ArrayMeta, NoField, read_node
-from dsprep.formats.zarr.store import DOCUMENTS, Directory, Store, Zip, join
+from dsprep.formats.zarr.store import Directory, Store, Zip, join
 from dsprep.layout.model import FileLayout
 
 ROOT_NAME = "data"
@@ -41,8 +29,6 @@ ROOT_NAME = "data"
 
 MAX_DEPTH = 32  # Linux follows 40 symbolic links on one path
 MAX_NODES = 100_000
-FEW_FILES = 64
-"""Files of an array that are looked for by name before all are listed."""
 
 OME = {"multiscales", "plate", "well"}
 OME_FIX = (
@@ -65,54 +51,101 @@ def open_zarr(path: Path, options: OpenOptions) -> LocatedSource:
 
 def parse(store: Store, options: OpenOptions) -> Parsed:
     """Return what a store holds."""
-    arrays, groups = walk(store)
+    nodes, groups = walk(store)
     path, root = store.path, groups.get("", {})
     own = root.get(FIELDS)
-    listed = [n for n in own if isinstance(n, str)] if isinstance(own, list) else []
-    fields = StoreFields(store, arrays, groups, listed, options)
-    requested = fields.requested
-    mode = options.sample_axis
-    if mode == "auto" and listed:
-        mode = "first"
-    if fields.stated.refused and options.sample_axis == "auto" and not requested and not listed:
-        reason, fix = fields.stated.refused
-        raise SchemaError(reason, where=path, fix=f"{fix}, or name fields: --field NAME")
-    readings = fields.select(path)
-    shapes = {n: fields.sized(n) for n in readings}
-    if not requested and mode == "auto":
-        check_arrays(shapes, path)
-    axis = samples.choose(
-        shapes,
-        mode,
+    order = [n for n in own if isinstance(n, str)] if isinstance(own, list) else []
+    arrays = _opened(store, nodes, order)
+    refused = {n or ROOT_NAME: e for n, e in nodes.items() if isinstance(e, DsprepError)}
+    stated = _state(arrays, groups, bool(order))
+    for name in stated.left_out.keys() & arrays.keys():
+        del arrays[name]
+        refused[name] = NoField(stated.left_out[name], where=f"{path}, array {name}")
+    refused = {n: e for n, e in refused.items() if n not in stated.aside or options.fields}
+    for error in refused.values():
+        if not (options.fields or isinstance(error, NoField)):
+            raise error
+    choice = choose_fields(
+        ArrayTree(arrays, {name: tuple(attrs) for name, attrs in groups.items()}),
+        arrays.__getitem__,
+        options,
         path,
-        named=bool(requested),
-        grouped=fields.stated.grouped,
-        more=fields.indexed,
+        stated=stated,
+        own=bool(order),
+        marked={n: (a[KIND], _capacity(a)) for n, a in groups.items() if KIND in a},
+        refused=refused,
     )
-    notes = [*axis.notes, *([] if requested else fields.notes)]
-    if axis.whole_file:
-        readings = as_single_sample(readings, notes)
-        if not readings:
-            raise FormatError("no array can be a field", where=path, found="; ".join(notes))
-    else:
-        readings = {n: r for n, r in readings.items() if n in axis.names}
-    fields.add_attributes(readings)
-    notes += unkept(groups, [*readings.values()])
-    if not requested:
-        notes += samples.unapplied({n: r.field.attrs for n, r in readings.items()})
-    for array in (a for r in readings.values() for a in arrays_of(r) if a.meta.shape):
-        check_names(store, array.meta)
+    fields, notes = dict[str, AnyField](), choice.notes
+    single = choice.axis.whole_file
+    for name, (values, route) in choice.routes.items():
+        array = arrays[values]
+        more = stated.attrs.get(values, {})
+        if route is not None:
+            attrs = {**from_json(groups.get(name, array.meta.attrs)), **more}
+            fields[name] = ragged_field(name, array, route, attrs)
+        elif single and array.meta.vlen:
+            notes.append(f"left out {name}: a single sample cannot hold strings")
+        else:
+            kind = ElementsField if array.meta.vlen else ArrayField
+            fields[name] = kind(name, array, single, {**from_json(array.meta.attrs), **more})
+    if not fields:
+        raise FormatError("no array can be a field", where=path, found="; ".join(notes))
+    if not options.fields:
+        notes += [f"left out {n}: {e.what}" for n, e in refused.items()]
+        notes += unkept(groups, [*fields.values()])
+        notes += samples.unapplied({n: f.field.attrs for n, f in fields.items()})
     zipped = isinstance(store, Zip)
     return Parsed(
         version=f"Zarr v{3 if store.has('zarr.json') else 2}, {'ZIP' if zipped else 'directory'}",
-        fields={n: r.field for n, r in readings.items()},
-        layout=FileLayout(axis.count),
-        lazy=readings,
+        fields={n: f.field for n, f in fields.items()},
+        layout=FileLayout(choice.axis.count),
+        lazy=fields,
         attrs=from_json(root),
         notes=tuple(notes),
-        others=axis.others or tuple(fields.stated.aside if listed else ()),
-        prove=partial(prove, [*readings.values()]) if zipped else None,
+        others=choice.others,
+        prove=partial(prove, [*fields.values()]) if zipped else None,
     )
+
+
+def _opened(store: Store, nodes: Arrays, order: list[str]) -> dict[str, StoredArray]:
+    """Return the arrays, those of fields that dsprep wrote first, in their order."""
+    places = {name: i for i, name in enumerate(order)}
+    arrays = {
+        n or ROOT_NAME: StoredArray(m, store) for n, m in nodes.items() if isinstance(m, ArrayMeta)
+    }
+
+    def place(name: str) -> tuple[int, str]:
+        return places.get(name.rpartition("/")[0], places.get(name, len(order))), name
+
+    for name, array in arrays.items():
+        array.complete = place(name)[0] < len(order) and not array.meta.vlen
+    return {name: arrays[name] for name in sorted(arrays, key=place)}
+
+
+def _capacity(attrs: Attrs) -> int:
+    capacity = attrs.get(CAPACITY, 0)
+    return max(0, capacity) if isinstance(capacity, int) else 0
+
+
+def _state(arrays: Mapping[str, StoredArray], groups: Groups, own: bool) -> Stated:
+    """Return what the store states about its arrays; dsprep's own: only what is no field."""
+    stated = Stated()
+    if own:
+        static = groups[""].get(STATIC)
+        names = static if isinstance(static, list) else ()
+        stated.aside |= {str(name): samples.STATIC for name in names}
+        return stated
+    tree = ArrayTree(arrays, {name: tuple(attrs) for name, attrs in groups.items()})
+
+    def attributes(path: str) -> Attrs:
+        return from_json(arrays[path].meta.attrs if path in arrays else groups.get(path, {}))
+
+    state_common(tree, attributes, stated)
+    if any(OME & attrs.keys() or "ome" in attrs for attrs in groups.values()):
+        stated.refused = "this is an OME-Zarr image or plate", OME_FIX
+    named = {path: array.meta.axes[0] for path, array in arrays.items() if array.meta.axes}
+    stated.axes = {**{path: axis for path, axis in named.items() if axis}, **stated.axes}
+    return stated
 
 
 def prove(fields: Sequence[AnyField], start: int, stop: int) -> None:
@@ -170,191 +203,17 @@ def walk(store: Store) -> tuple[Arrays, Groups]:
     return arrays, groups
 
 
-class StoreFields:
-    """The fields that a store may have, as the user asked for them.
-
-    Those in `order` come first: dsprep wrote them.
-
-    Attributes
-    ----------
-    readings
-        How to read them, by name.
-    problems
-        Why other arrays cannot be read.
-    stated
-        What programs state about the arrays.
-    requested
-        The names of those that the user named.
-    notes
-        What was left out, one clause each.
-    """
-
-    def __init__(
-        self, store: Store, arrays: Arrays, groups: Groups, order: list[str], options: OpenOptions
-    ) -> None:
-        self.requested = {spec.spelled for spec in options.fields}
-        self.readings: dict[str, AnyField] = {}
-        self.stated, self.notes = Stated(), list[str]()
-        self._where, self._own = store.path, bool(order)
-        self.problems = {p: each for p, each in arrays.items() if isinstance(each, DsprepError)}
-        opened = {p: StoredArray(m, store) for p, m in arrays.items() if isinstance(m, ArrayMeta)}
-        self._opened = opened
-        tree = ArrayTree(
-            {path: array.meta for path, array in opened.items()},
-            {path: tuple(attrs) for path, attrs in groups.items()},
-        )
-        rows = RaggedRows()
-        others = [path for path in tree.groups if KIND not in tree.groups[path]]
-        if not order:
-            state_common(tree, partial(_attributes, arrays, groups), self.stated)
-            if any(OME & attrs.keys() or "ome" in attrs for attrs in groups.values()):
-                self.stated.refused = "this is an OME-Zarr image or plate", OME_FIX
-            if options.sample_axis != "none":
-                for path in others:
-                    find_tables(tree, path, self._array, rows)
-        for path in tree.groups.keys() - {*others}:
-            kind, capacity = (groups[path].get(name, 0) for name in (KIND, CAPACITY))
-            capacity = max(0, capacity) if isinstance(capacity, int) else 0
-            where = f"{store.path}, group {path}"
-            try:
-                take_own(path, kind, capacity, tree, self._array, rows, where)
-            except FormatError as error:
-                self.problems[path] = error
-        self.indexed = partial(indexed, tree, self._array)
-        own = groups.get("", {}).get(STATIC)
-        for name in own if order and isinstance(own, list) else ():
-            self.stated.aside[str(name)] = samples.STATIC
-        asked = [
-            replace(s, path="") if s.path == ROOT_NAME and "" in opened else s
-            for s in options.fields
-        ]
-        for spec in asked:
-            if spec.path in self.problems:
-                raise self.problems[spec.path]
-        self._make(routes_of(asked, tree, rows, self._array, store.path), groups)
-        first = [n for n in order if n in self.readings]
-        for name in first:
-            for array in arrays_of(self.readings[name]):
-                array.complete = not array.meta.vlen
-        rest = sorted(self.readings.keys() - set(first))
-        self.readings = {n: self.readings[n] for n in [*first, *rest]}
-        # What is not samples is left out, unless the user names it.
-        for path, reason in self.stated.left_out.items():
-            if self.readings.pop(path, None) is not None:
-                self.problems[path] = NoField(reason, where=f"{self._where}, array {path}")
-        self.notes += self.stated.notes()
-        for path in self.stated.aside.keys() - self.requested:
-            self.readings.pop(path, None)
-            self.problems.pop(path, None)
-
-    def _make(self, routes: Mapping[str, tuple[str, Route | None]], groups: Groups) -> None:
-        for name, (path, route) in routes.items():
-            array, name = self._opened[path], name or ROOT_NAME
-            kind = ElementsField if array.meta.vlen else ArrayField
-            attrs = groups.get(name, array.meta.attrs)
-            try:
-                self.readings[name] = (
-                    kind(name, array) if route is None else ragged_field(name, array, route, attrs)
-                )
-            except (FormatError, SchemaError) as error:
-                self.problems[name] = error
-
-    def _array(self, path: str) -> StoredArray:
-        return self._opened[path]
-
-    def select(self, where: Path) -> dict[str, AnyField]:
-        """Return the readings of the fields that the user requested, or of all that can be read."""
-        asked = self.requested
-        left_out = {n: e for n, e in self.problems.items() if isinstance(e, NoField) and not asked}
-        for name, error in self.problems.items():
-            if name in asked if asked else name not in left_out:
-                raise error
-        if not self.readings:
-            reasons = samples.listed([f"{n or ROOT_NAME}: {e.what}" for n, e in left_out.items()])
-            reasons = "; ".join([reasons, *self.notes] if reasons else self.notes)
-            message = "the store holds no arrays"
-            message += " that can be fields" if reasons else ""
-            raise FormatError(message, where=where, found=reasons or None)
-        self.notes += [f"left out {n}: {e.what}" for n, e in left_out.items()]
-        return self.readings
-
-    def sized(self, name: str) -> samples.Sized:
-        """Return the shape of a field with its samples, its bytes, and what counts them."""
-        reading, array = self.readings[name], arrays_of(self.readings[name])[0]
-        nbytes = math.prod(array.meta.shape) * array.dtype.itemsize * (not array.meta.vlen)
-        if isinstance(reading, ArrayField) and reading.single:
-            return samples.Sized((), nbytes, dtype=reading.field.dtype)
-        axis = self.stated.axes.get(name, "")
-        if not (isinstance(reading, RaggedField) or self._own):
-            axis = axis or (*array.meta.axes, "")[0]
-        shape, dtype = (reading.count, *reading.field.inner), reading.field.dtype
-        return samples.Sized(shape, nbytes, axis, dtype)
-
-    def add_attributes(self, readings: Mapping[str, AnyField]) -> None:
-        """Add to the attributes of fields what is stated elsewhere."""
-        for name, reading in readings.items():
-            more = self.stated.attrs.get(name, {})
-            reading.field = replace(reading.field, attrs={**reading.field.attrs, **more})
-
-
-def _attributes(arrays: Arrays, groups: Groups, path: str) -> Attrs:
-    meta = arrays.get(path)
-    return from_json(meta.attrs if isinstance(meta, ArrayMeta) else groups.get(path, {}))
-
-
-def as_single_sample(readings: Mapping[str, AnyField], notes: list[str]) -> dict[str, AnyField]:
-    """Return the fields of a store that is one sample: every array as it is."""
-    fields: dict[str, AnyField] = {}
-    for reading in readings.values():
-        for array in arrays_of(reading):
-            name = array.meta.path or ROOT_NAME
-            if array.meta.vlen:
-                notes.append(f"left out {name}: a single sample cannot hold strings")
-            else:
-                fields[name] = ArrayField(name, array, single=True)
-    return fields
-
-
 # --- notes -----------------------------------------------------------------------------------
 
 
-def unkept(groups: Mapping[str, Attrs], readings: Sequence[AnyField]) -> list[str]:
-    """Return which attributes do not become part of the samples.
-
-    `groups` are the attributes of each group of the store, `readings` the fields that are read.
-    """
-    arrays = [a for r in readings for a in arrays_of(r)]
-    parts = [r for r in readings if isinstance(r, RaggedField)]
-    fields = {r.field.name for r in parts}
-    owners = [a.meta.path for r in parts for a in arrays_of(r) if from_json(a.meta.attrs)]
-    owners = [path for path in owners if path not in fields]
-    for path, attrs in groups.items():
-        above = any(a.meta.path.startswith(f"{path}/") for a in arrays)
-        if path and path not in fields and above and from_json(attrs):
-            owners.append(path)
+def unkept(groups: Groups, fields: Sequence[AnyField]) -> list[str]:
+    """Return the note on attributes of groups that do not become part of the samples, if any."""
+    names = {field.field.name for field in fields}
+    paths = [array.meta.path for field in fields for array in arrays_of(field)]
+    owners = [
+        group
+        for group, attrs in groups.items()
+        if group and group not in names and from_json(attrs)
+        if any(path.startswith(f"{group}/") for path in paths)
+    ]
     return [f"attributes of {samples.listed(owners, 8)} are not kept"] if owners else []
-
-
-def check_names(store: Store, meta: ArrayMeta) -> None:
-    """Raise `FormatError` if no chunk of an array is there, but other files are."""
-    lines = range(min(FEW_FILES, -(-meta.shape[0] // meta.grid[0])))
-    if any(store.has(meta.key(line)) for line in lines) or stored_files(store, meta).size:
-        return
-    folders = (
-        (name, join(meta.path, name), depth)
-        for name in store.children(meta.path)
-        for depth in range(len(meta.shape))
-    )
-    names = {name for name, folder, depth in folders if next(store.listed(folder, depth), None)}
-    names |= {name for name, *_ in store.listed(meta.path, 0)} - DOCUMENTS
-    if names := {name for name in names if name[0] != "."}:
-        stated = '"chunk_key_encoding" in zarr.json'
-        if meta.version == 2:
-            stated = '"dimension_separator": "." or "/" in .zarray'
-        raise FormatError(
-            "files of an array have other names than its metadata give to chunks",
-            where=f"{store.path}, array {meta.path or ROOT_NAME}",
-            expected=f"names such as {meta.key()}",
-            found=samples.listed([join(meta.path, n) for n in sorted(names)]),
-            fix=f"if they are its chunks, rename them or state {stated}",
-        )

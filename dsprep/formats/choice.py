@@ -1,0 +1,138 @@
+"""The choice of fields among named arrays: one way for HDF5, NumPy and Zarr.
+
+Index tables first, since the arrays that they divide are ragged; then what counts the samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from dsprep.errors import DsprepError, FormatError, SchemaError, require
+from dsprep.formats.conventions import Stated
+from dsprep.formats.index_tables import Route
+from dsprep.formats.options import OpenOptions
+from dsprep.formats.ragged import (
+    ArrayTree,
+    Open,
+    RaggedRows,
+    find_tables,
+    indexed,
+    routes_of,
+    table_paths,
+    take_own,
+)
+from dsprep.formats.samples import SampleAxis, Sized, choose, listed
+from dsprep.formats.splits import check_arrays
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The fields of a file.
+
+    Attributes
+    ----------
+    axis
+        What counts the samples.
+    routes
+        By field: the path of its array, and how its rows are reached if it is ragged.
+    notes
+        What was assumed and left out, one clause each.
+    others
+        The arrays that belong to all samples.
+    """
+
+    axis: SampleAxis
+    routes: Mapping[str, tuple[str, Route | None]]
+    notes: list[str]
+    others: tuple[str, ...]
+
+
+def choose_fields(
+    tree: ArrayTree,
+    open_rows: Open,
+    options: OpenOptions,
+    where: object,
+    *,
+    stated: Stated | None = None,
+    own: bool = False,
+    marked: Mapping[str, tuple[Any, int]] | None = None,
+    refused: Mapping[str, str] | Mapping[str, DsprepError] | None = None,
+) -> Choice:
+    """Return the fields that the user named, or all arrays that have a value for each sample.
+
+    Parameters
+    ----------
+    tree
+        The arrays that can be read; each has `nbytes`, too.
+    open_rows
+        Opens an array as index tables have it, by its path.
+    options
+        As given by the user.
+    where
+        The file, for messages.
+    stated
+        What programs state about the arrays.
+    own
+        Whether dsprep wrote the file: nothing is guessed.
+    marked
+        Groups that are one ragged field each, in dsprep's own encoding: kind and capacity.
+    refused
+        Arrays that cannot be fields: the reason of each, or the error.
+
+    Raises
+    ------
+    FormatError
+        If nothing can be a field, or a table is damaged.
+    SchemaError, UsageError, AmbiguousError
+        If a field that the user named does not fit, or what counts the samples is doubtful.
+    """
+    stated, marked, refused = stated or Stated(), marked or {}, refused or {}
+    specs, mode = options.fields, options.sample_axis
+    mode = "first" if own and mode == "auto" else mode
+    doubtful = mode == "auto" and not specs
+    if stated.refused and doubtful:
+        reason, fix = stated.refused
+        raise SchemaError(reason, where=where, fix=f"{fix}, or name fields: --field NAME")
+    rows = RaggedRows()
+    for group in tree.groups if mode != "none" else ():
+        if group in marked:
+            take_own(group, *marked[group], tree, open_rows, rows, f"{where}, field {group}")
+        elif not own:
+            find_tables(tree, group, open_rows, rows)
+    for path in (p for s in specs for p in (s.path, *(t for e in s.index for t in table_paths(e)))):
+        problem = refused.get(path)
+        if isinstance(problem, DsprepError):
+            raise problem
+        require(not problem, SchemaError, f"{path} cannot be a field: {problem}", where=where)
+    routes = routes_of(specs, tree, rows, open_rows, where)
+    if not specs:
+        routes = {n: r for n, r in routes.items() if r[0] not in stated.aside}
+    places = {path: i for i, path in enumerate(tree.datasets)}
+    arrays = {}
+    for name in sorted(routes, key=lambda n: places[routes[n][0]]):
+        path, route = routes[name]
+        array, table = tree.datasets[path], None if route is None else route.tables[0]
+        shape = array.shape if table is None else (table.rows,)
+        axis_name = stated.axes.get(path if table is None else table.paths[0], "")
+        arrays[name] = Sized(shape, array.nbytes, axis_name, array.dtype)
+    notes = [] if specs else stated.notes()
+    if not arrays:
+        reasons = (r.what if isinstance(r, DsprepError) else r for r in refused.values())
+        notes += [f"{path}: {reason}" for path, reason in zip(refused, reasons, strict=True)]
+        problem = "it holds no arrays that can be fields"
+        raise FormatError(problem, where=where, found=listed(notes) or None)
+    if doubtful:
+        check_arrays(arrays, where)
+    axis = choose(
+        arrays,
+        mode,
+        where,
+        named=bool(specs),
+        grouped=stated.grouped,
+        more=partial(indexed, tree, open_rows),
+    )
+    others = axis.others or tuple(stated.aside if own else ())
+    return Choice(axis, {n: routes[n] for n in axis.names}, [*notes, *axis.notes], others)
