@@ -21,7 +21,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, overload
@@ -29,7 +29,7 @@ from typing import Any, Literal, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.errors import SchemaError, UsageError
+from dsprep.errors import FormatError, SchemaError, UsageError
 
 Kind: TypeAlias = Literal["array", "bytes", "str"]
 Array: TypeAlias = NDArray[Any]
@@ -246,6 +246,21 @@ class Field:
         """Return, of the bytes that values of a ragged field have, those beyond whole rows."""
         row = self.row_nbytes
         return nbytes % row if row else nbytes
+
+    def check_nbytes(
+        self, nbytes: Ints, label: Callable[[int], str], fix: str | None = None
+    ) -> None:
+        """Raise `FormatError` for the first value, named by `label`, with other bytes than its."""
+        bad = self.excess(nbytes) != 0 if self.ragged else nbytes != self.row_nbytes
+        if bad.any():
+            i = int(bad.argmax())
+            raise FormatError(
+                f"the bytes do not fit {self}",
+                where=f"{label(i)}, field {self.name}",
+                expected=f"{'a multiple of ' * self.ragged}{self.row_nbytes} bytes",
+                found=f"{nbytes[i]} bytes",
+                fix=fix,
+            )
 
     def __str__(self) -> str:
         if self.kind != "array":

@@ -117,23 +117,11 @@ def retype(column: Column, field: Field, where: object, start: int) -> Column:
         return column
     if field.kind == "str":
         return Ragged(column.values, column.offsets, "str")
-    lengths = column.lengths
-    nbytes = field.row_nbytes
-    bad = lengths % nbytes != 0 if field.ragged and nbytes else lengths != nbytes
-    if bad.any():
-        i = int(bad.argmax())
-        unit = f"a multiple of {nbytes} bytes" if field.ragged else f"{nbytes} bytes"
-        raise FormatError(
-            f"the bytes do not fit {field}",
-            where=f"{where(i) if callable(where) else f'{where}, sample {start + i}'}, "
-            f"field {field.name}",
-            expected=unit,
-            found=f"{lengths[i]} bytes",
-            fix=ENCODED,
-        )
+    label = where if callable(where) else lambda i: f"{where}, sample {start + i}"
+    field.check_nbytes(column.lengths, label, ENCODED)
     flat = np.ascontiguousarray(column.values).view(field.dtype)
     if field.ragged:
-        return Ragged(flat.reshape(-1, *field.inner), column.offsets // max(1, nbytes))
+        return Ragged(flat.reshape(-1, *field.inner), column.offsets // max(1, field.row_nbytes))
     return flat.reshape(len(column), *field.inner)
 
 

@@ -232,15 +232,8 @@ class Filler:
         sizes = extents.length
         if f.ragged or len(sizes) != count:
             sizes = np.bincount(extents.request, extents.length, count).astype(np.int64)
-        wrong = f.excess(sizes) != 0 if f.ragged else sizes != f.row_nbytes
-        if wrong.any():
-            raise FormatError(
-                f"the sidecar gives field {f.name} a wrong size",
-                where=self.sidecar.root(number),
-                expected=f"{'a multiple of ' * f.ragged}{f.row_nbytes} bytes",
-                found=f"{int(sizes[wrong][0])} bytes",
-                fix="write the sidecar again with dsprep provenance",
-            )
+        fix = "write the sidecar again with dsprep provenance"
+        f.check_nbytes(sizes, lambda _: str(self.sidecar.root(number)), fix)
         return sizes
 
     def _place(self, fill: Fill, f: Field, located: Located, plan: ReadPlan, take: Take) -> Ints:

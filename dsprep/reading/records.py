@@ -331,31 +331,11 @@ def take_field(
     if n and (int(sizes.min()) < 0 or bool((taken.lengths < at + sizes).any())):
         i = int((taken.lengths < at + sizes).argmax())
         raise FormatError(f"the record is too short for field {field}", where=label(i))
+    field.check_nbytes(sizes, label)
     if not field.ragged:
-        uneven = sizes != field.row_nbytes
-        if uneven.any():
-            raise _unfit(field, field.row_nbytes, sizes, uneven, label)
         return _fixed(taken, field, at, sizes)
-    width = max(1, field.row_nbytes)
-    uneven = field.excess(sizes) != 0
-    if uneven.any():
-        raise _unfit(field, f"a multiple of {field.row_nbytes}", sizes, uneven, label)
-    flat = _packed(taken, at, sizes)
-    rows = flat.view(field.dtype).reshape(-1, *field.inner)
-    return Ragged.from_lengths(rows, sizes // width, field.kind)
-
-
-def _unfit(
-    field: Field, expected: object, sizes: Ints, bad: Array, label: Callable[[int], str]
-) -> FormatError:
-    """Return the error for the first value whose `bad` is set."""
-    i = int(bad.argmax())
-    return FormatError(
-        f"the bytes do not fit {field}",
-        where=f"{label(i)}, field {field.name}",
-        expected=f"{expected} bytes",
-        found=f"{sizes[i]} bytes",
-    )
+    rows = _packed(taken, at, sizes).view(field.dtype).reshape(-1, *field.inner)
+    return Ragged.from_lengths(rows, sizes // max(1, field.row_nbytes), field.kind)
 
 
 def _fixed(taken: Taken, field: Field, at: int, sizes: Ints) -> Array:

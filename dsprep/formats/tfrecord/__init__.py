@@ -8,7 +8,6 @@ needed.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -73,7 +72,7 @@ class TFRecord(WritableFormat):
     ) -> FilePlan:
         """Return the list that carries each field; groups are contiguous, as all records are."""
         from dsprep.formats.tfrecord import features
-        from dsprep.formats.tfrecord.plan import arrange, with_groups
+        from dsprep.formats.tfrecord.plan import arrange, group_sizes
         from dsprep.formats.tfrecord.write import TFRecordWriter
 
         codec = options.compress.codec if options.compress else None
@@ -96,16 +95,18 @@ class TFRecord(WritableFormat):
         else:
             stored = {f.name: features.describe(f, types[f.name]) for f in schema}
         builder = arrange(schema, types, grouping)
-        plan = FilePlan(
+        sizes = group_sizes(schema, types, builder, grouping, payload)
+        nbytes = int(sizes.sum())
+        padding = nbytes - grouping.total * (builder.nbytes - builder.padding)
+        return FilePlan(
             create=partial(TFRecordWriter, builder, grouping, options.compress),
             stored=stored,
-            nbytes=_estimate(schema, types, grouping.total, payload),
+            # What does not compress grows a little.
+            nbytes=nbytes + (nbytes // 500 + 1024 if codec else 0),
+            padding=padding if builder.nbytes else grouping.count * (builder.align // 2),
+            group_nbytes=int(sizes.max(initial=0)),
+            aligned=builder.aligned,
         )
-        if not grouping.plain:
-            return with_groups(plan, schema, types, builder, grouping)
-        if codec:  # what does not compress grows a little
-            plan = replace(plan, nbytes=plan.nbytes + plan.nbytes // 500 + 1024)
-        return plan
 
 
 def _lost(schema: Schema, types: dict[str, int]) -> tuple[str, ...]:
@@ -122,16 +123,3 @@ def _lost(schema: Schema, types: dict[str, int]) -> tuple[str, ...]:
     if typed:
         lost.append(f"dtype and shape of {listed(typed)}")
     return tuple(f"TFRecord cannot hold {loss}: only the sidecar has them" for loss in lost)
-
-
-def _estimate(schema: Schema, types: dict[str, int], count: int, payload: int) -> int:
-    """Return the bytes of the records: exact for fixed fields, else at most."""
-    from dsprep.formats.tfrecord import features
-    from dsprep.formats.tfrecord.build import MOST_OVERHEAD, Builder
-    from dsprep.formats.tfrecord.framing import FRAME
-
-    if not schema.ragged:
-        return count * Builder(schema, types).nbytes
-    names = sum(len(n.encode()) + MOST_OVERHEAD for n in schema.names)
-    growth = max(features.growth(f, types[f.name]) for f in schema)
-    return count * (FRAME + MOST_OVERHEAD + names) + int(payload * growth)

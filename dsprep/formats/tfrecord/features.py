@@ -29,7 +29,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from dsprep.core.schema import Field, FieldSpec, Schema, show_dtype
-from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
+from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError, require
 from dsprep.formats.fields import ENCODED, LENGTHS, LENGTHS_OF, lengths_field, missing_field
 from dsprep.formats.options import FeatureType, WriteOptions
 from dsprep.formats.samples import listed
@@ -122,11 +122,6 @@ def row_nbytes(f: Field, type_: int) -> int:
     return math.prod(f.inner) * PADDED_VARINT if type_ == INT64 else f.row_nbytes
 
 
-def growth(f: Field, type_: int) -> float:
-    """Return encoded bytes per byte of values."""
-    return PADDED_VARINT / f.dtype.itemsize if type_ == INT64 else 1.0
-
-
 def loses_type(f: Field, type_: int) -> bool:
     """Whether the file alone does not state the field's dtype and shape."""
     if f.kind != "array" or type_ == BYTES:
@@ -194,8 +189,21 @@ class Feature:
 
     @property
     def key(self) -> str:
-        """What the field is called unless the user renames it."""
+        """The name of the field unless the user renames it."""
         return self.name + LENGTHS if self.form == "lengths" else self.name
+
+    def can_be(self, field: Field) -> bool:
+        """Whether a list of this type can be read as `field`, if sizes fit."""
+        if field.ragged and not field.row_nbytes:  # of which the number would be lost
+            return False
+        if self.form == "strings":
+            return field.kind == "bytes"
+        if self.form == "lengths":
+            return (field.dtype, field.shape, field.kind) == (INT, (None,), "array")
+        if self.type == BYTES:
+            return True
+        exact = field.dtype == FLOAT32 if self.type == FLOAT else fits_int64(field)
+        return field.kind == "array" and exact
 
 
 def discover(
@@ -337,39 +345,20 @@ def left_out(available: Mapping[str, Feature], chosen: Sequence[Feature]) -> lis
 
 def _check(feature: Feature, requested: Field, error: type[DsprepError], where: object) -> None:
     """Raise `error` unless `feature` can be read as `requested`."""
-    stored, unit = feature.field, requested.row_nbytes
-    fits = True
-    if feature.form != "value":
-        fits = (requested.dtype, requested.shape, requested.kind) == (
-            stored.dtype,
-            stored.shape,
-            stored.kind,
-        )
-    elif feature.type != BYTES:
-        unit = math.prod(requested.inner)
-        fits = requested.kind == "array" and (
-            requested.dtype == stored.dtype or (feature.type == INT64 and fits_int64(requested))
-        )
-    if fits and feature.sizes is not None:
+    fits, expected = feature.can_be(requested), str(feature.field)
+    if feature.sizes is not None:
         smallest, largest = feature.sizes
+        unit = requested.row_nbytes if feature.type == BYTES else math.prod(requested.inner)
         if requested.ragged:
-            fits = bool(unit) and smallest % unit == largest % unit == 0
+            fits &= bool(unit) and smallest % unit == largest % unit == 0
         else:
-            fits = smallest == largest == unit
-    if not fits:
-        raise error(
-            f"feature {feature.name} is not {requested}",
-            where=where,
-            expected=_shown(feature),
-            fix=f"leave the type out, or convert with --cast; {ENCODED}",
-        )
-
-
-def _shown(feature: Feature) -> str:
-    """Return what a feature is, for a message."""
-    if feature.type != BYTES or feature.sizes is None:
-        return str(feature.field)
-    smallest, largest = feature.sizes
-    return f"{feature.field} of {smallest} bytes" + (
-        f" to {largest} bytes" if smallest != largest else ""
+            fits &= smallest == largest == unit
+        expected += f" of {smallest} to {largest} bytes" if feature.type == BYTES else ""
+    require(
+        fits,
+        error,
+        f"feature {feature.name} is not {requested}",
+        where=where,
+        expected=expected,
+        fix=f"leave the type out, or convert with --cast; {ENCODED}",
     )

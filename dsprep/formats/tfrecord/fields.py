@@ -21,7 +21,6 @@ from dsprep.core.schema import (
     Batch,
     Bytes,
     Column,
-    Field,
     Ints,
     Ragged,
     Schema,
@@ -30,8 +29,8 @@ from dsprep.core.schema import (
 from dsprep.errors import FormatError
 from dsprep.formats.protobuf import Spans, WireError, decode_varints, read_varint
 from dsprep.formats.tfrecord import example as wire
-from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, TYPES, Value
-from dsprep.formats.tfrecord.features import FLOAT32, INT, Feature, Form, fits_int64
+from dsprep.formats.tfrecord.example import BYTES, INT64, TYPES, Value
+from dsprep.formats.tfrecord.features import Feature, Form
 from dsprep.reading.records import Label, damaged_recipe
 
 _LISTS: Mapping[str, tuple[int, Form]] = {
@@ -53,40 +52,17 @@ def describe(features: Sequence[Feature], others: bool) -> dict[str, Any]:
 def example(params: Mapping[str, Any], schema: Schema) -> Recipe:
     """Return what decodes records of Examples; `FormatError` if `params` are damaged."""
     lists, others = params.get("features"), params.get("others", False)
-    if not isinstance(lists, Mapping) or not isinstance(others, bool):
-        raise damaged_recipe("the recipe for Examples is damaged", found=lists)
-    by_field = {}
-    for field, entry in lists.items():
-        good = (
-            isinstance(entry, list) and len(entry) == 2 and all(isinstance(p, str) for p in entry)
-        )
-        if not good or entry[1] not in _LISTS:
-            raise damaged_recipe(
-                f"the feature of field {field} is damaged",
-                expected="its name and its list, one of " + ", ".join(_LISTS),
-                found=entry,
-            )
-        by_field[field] = entry
-    features = []
-    for f in (f for f in schema if f.name in by_field):
-        type_, form = _LISTS[by_field[f.name][1]]
-        features.append(Feature(by_field[f.name][0], type_, f, form=form))
-        if not _can_be(type_, form, f):
-            raise damaged_recipe(f"a {by_field[f.name][1]} list cannot be the field {f}")
-    return Recipe(features, None if others else frozenset(name for name, _ in by_field.values()))
-
-
-def _can_be(type_: int, form: Form, field: Field) -> bool:
-    """Whether a list of this type can be read as the field."""
-    if form == "strings":
-        return field.kind == "bytes"
-    if form == "lengths":
-        return field.dtype == INT and field.shape == (None,) and field.kind == "array"
-    if type_ == BYTES:
-        return True
-    return field.kind == "array" and (
-        field.dtype == FLOAT32 if type_ == FLOAT else fits_int64(field)
-    )
+    try:
+        stored = {field: (name, *_LISTS[kind]) for field, (name, kind) in lists.items()}
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise damaged_recipe("the recipe for Examples is damaged", found=lists) from error
+    chosen = [(*stored[f.name], f) for f in schema if f.name in stored]
+    features = [Feature(name, type_, f, form=form) for name, type_, form, f in chosen]
+    names = [name for name, *_ in stored.values()]
+    good = isinstance(others, bool) and all(isinstance(name, str) for name in names)
+    if not good or not all(f.can_be(f.field) for f in features):
+        raise damaged_recipe("the recipe for Examples does not fit the fields", found=lists)
+    return Recipe(features, None if others else frozenset(names))
 
 
 class Recipe:
@@ -94,7 +70,6 @@ class Recipe:
 
     def __init__(self, features: Sequence[Feature], known: frozenset[str] | None) -> None:
         self._features, self._known = features, known
-        self._schema = Schema(tuple(f.field for f in features))
 
     def decode(
         self,
@@ -110,7 +85,7 @@ class Recipe:
         says; ``label(i)`` is its name.
         """
         if not len(starts) or not self._features:
-            return empty_batch(self._schema)
+            return empty_batch(Schema(tuple(f.field for f in self._features)))
         spans = locate(buffer, starts, lengths, self._features, self._known, label)
         return {
             f.field.name: column(buffer, spans[f.name], f, label, arena) for f in self._features
@@ -243,12 +218,12 @@ def column(
 
 def _integers(buffer: Bytes, spans: Spans, feature: Feature, label: Label) -> Column:
     """Return an int64 feature, as the integer type that was asked for."""
-    field, rows = feature.field, math.prod(feature.field.inner)
+    field = feature.field
     try:
         values, counts = decode_varints(spans.gather(buffer), spans.totals)
     except WireError as error:
         raise mismatch(label(0), f"feature {feature.name} is damaged", found=error) from error
-    check_sizes(counts, feature, label)
+    check_sizes(counts * field.dtype.itemsize, feature, label)
     cast: Array = values
     if field.dtype != values.dtype:
         cast = values.astype(field.dtype)
@@ -259,27 +234,13 @@ def _integers(buffer: Bytes, spans: Spans, feature: Feature, label: Label) -> Co
             problem = f"feature {feature.name} does not fit"
             raise mismatch(label(record), problem, str(field), int(values[i]))
     if field.ragged:
-        return Ragged.from_lengths(cast.reshape(-1, *field.inner), counts // rows)
+        rows = cast.reshape(-1, *field.inner)
+        return Ragged.from_lengths(rows, counts // math.prod(field.inner))
     return cast.reshape(len(counts), *field.inner)
 
 
-def check_sizes(have: Ints, feature: Feature, label: Label) -> None:
-    """Raise `FormatError` for the first record whose values do not fill the field's shape.
-
-    They are counted in numbers of an int64 list, in bytes of others.
-    """
-    field, integers = feature.field, feature.type == INT64
-    want = math.prod(field.inner) if integers else field.row_nbytes
-    if field.ragged and not want:
-        raise mismatch(label(0), f"feature {feature.name} cannot be {field}", "rows of >= 1 byte")
-    bad = have % want != 0 if field.ragged else have != want
-    if bad.any():
-        i = int(bad.argmax())
-        unit, vary = "numbers" if integers else "bytes", f"{field.name}:{field.dtype.name}[None]"
-        raise mismatch(
-            label(i),
-            f"feature {feature.name} does not fit {field}",
-            f"{'a multiple of ' if field.ragged else ''}{want} {unit}",
-            f"{have[i]} {unit}",
-            f"leave its type out, or if it varies, say so as in --field {vary}",
-        )
+def check_sizes(nbytes: Ints, feature: Feature, label: Label) -> None:
+    """Raise `FormatError` for the first record whose values do not fill the field's shape."""
+    vary = f"{feature.field.name}:{feature.field.dtype.name}[None]"
+    fix = f"leave its type out, or if it varies, say so as in --field {vary}"
+    feature.field.check_nbytes(nbytes, label, fix)

@@ -15,13 +15,10 @@ part of the group.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from dsprep.core.groups import Grouping, round_up
 from dsprep.core.schema import Ints, Schema
-from dsprep.formats.base import FilePlan
 from dsprep.formats.tfrecord import features
 from dsprep.formats.tfrecord.build import LEAST_PADDING, MOST_OVERHEAD, Builder
 from dsprep.formats.tfrecord.example import LARGEST
@@ -33,65 +30,36 @@ MOST_PADDING = 0.02
 
 def arrange(schema: Schema, types: dict[str, int], grouping: Grouping) -> Builder:
     """Return how records are laid out whose fields are carried by lists of these `types`."""
-    # the first group begins at 0
+    # The first group begins at 0.
     align = grouping.align if grouping.count > 1 else 1
     builder = Builder(schema, types)
     if align > 1 and (builder.opaque or builder.nbytes + align > LARGEST):
         builder.aligned = False
         return builder
     if align > 1 and builder.nbytes and grouping.even:
-        every = _in_every(builder.nbytes, grouping.samples, align)
+        step = align // int(np.gcd(grouping.samples, align))
+        every = -builder.nbytes % step  # with it the samples of a group fill whole stripes
+        if 0 < every < LEAST_PADDING:
+            every += round_up(LEAST_PADDING, step)
         if every <= MOST_PADDING * builder.nbytes:
             return Builder(schema, types, every)
     builder.align = align
     return builder
 
 
-def _in_every(nbytes: int, samples: int, align: int) -> int:
-    """Return the least padding of records with which `samples` of them fill whole stripes."""
-    step = align // int(np.gcd(samples, align))
-    padding = -nbytes % step
-    return padding if not padding or padding >= LEAST_PADDING else padding + round_up(2, step)
-
-
-# --- the plan --------------------------------------------------------------------------------
-
-
-def with_groups(
-    plan: FilePlan,
-    schema: Schema,
-    types: dict[str, int],
-    builder: Builder,
-    grouping: Grouping,
-) -> FilePlan:
-    """Return the plan with groups: exact for records of one size, else with upper bounds."""
-    counts = np.diff(grouping.edges)
-    align = builder.align
+def group_sizes(
+    schema: Schema, types: dict[str, int], builder: Builder, grouping: Grouping, payload: int
+) -> Ints:
+    """Return the bytes of each group: exact for records of one size, else at most."""
     if builder.nbytes:
-        offsets = builder.group_offsets(grouping.edges)
-        sizes, nbytes = np.diff(offsets), int(offsets[-1])
-        padding = nbytes - grouping.total * (builder.nbytes - builder.padding)
-    else:
-        sizes = _largest_records(schema, types, grouping)
-        sizes = -(-sizes // align) * align
-        nbytes = int(sizes.sum())
-        padding = len(counts) * (align // 2)
-    return replace(
-        plan,
-        nbytes=nbytes,
-        padding=padding,
-        group_nbytes=int(sizes.max(initial=0)),
-        aligned=builder.aligned,
-    )
-
-
-def _largest_records(schema: Schema, types: dict[str, int], grouping: Grouping) -> Ints:
-    """Return the most bytes that the records of each group can take."""
-    names = sum(len(n.encode()) + MOST_OVERHEAD for n in schema.names)
-    each = FRAME + MOST_OVERHEAD + names
-    each += sum(features.row_nbytes(f, types[f.name]) for f in schema if not f.ragged)
+        return np.diff(builder.group_offsets(grouping.edges))
+    each = FRAME + MOST_OVERHEAD + sum(len(n.encode()) + MOST_OVERHEAD for n in schema.names)
+    rows = {f.name: features.row_nbytes(f, types[f.name]) for f in schema}
+    each += sum(rows[f.name] for f in schema if not f.ragged)
     sizes: Ints = np.diff(grouping.edges) * each
-    for f in schema:
-        if f.ragged and f.name in grouping.rows:
-            sizes = sizes + grouping.rows[f.name] * features.row_nbytes(f, types[f.name])
-    return sizes
+    ragged = [f for f in schema if f.ragged]
+    if all(f.name in grouping.rows for f in ragged):
+        sizes = sizes + sum(grouping.rows[f.name] * rows[f.name] for f in ragged)
+    else:
+        sizes = sizes + int(payload * max(rows[f.name] / f.row_nbytes for f in ragged))
+    return -(-sizes // builder.align) * builder.align

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsprep.core.schema import Field
-from dsprep.errors import FormatError, UnsupportedError, UsageError
+from dsprep.errors import FormatError, UnsupportedError, UsageError, require
 from dsprep.formats.fields import ENCODED, wanted
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.npy_header import parse as parse_header
@@ -43,6 +43,7 @@ def parse(file: Handle, options: OpenOptions) -> Parsed:
         If it is damaged, if samples differ in their fields, or bytes do not fit their type.
     """
     samples, chosen = _located(file, options)
+    count = samples.count
     extents = {f.name: _extents(samples, member, options) for member, f in chosen}
     typed = {spec.name for spec in options.fields if spec.dtype is not None}
     fields = {f.name: f for _, f in chosen}
@@ -50,11 +51,14 @@ def parse(file: Handle, options: OpenOptions) -> Parsed:
         if f.name in typed or f".{member}".endswith(".npy"):
             fields[f.name], extents[f.name] = _as_array(file, f, extents[f.name], f.name in typed)
     for name, field in fields.items():
-        _check(field, extents[name][1], file.path)
+        require(field.row_nbytes or not field.ragged, UsageError, f"{field} has rows without bytes")
+        lengths = extents[name][1]
+        some = lengths.span(0, 1 if isinstance(lengths, Affine) and not lengths.stride else count)
+        field.check_nbytes(some, lambda i: f"{file.path}, sample {i}", ENCODED)
     return Parsed(
         version="WebDataset in a tar archive",
         fields=fields,
-        layout=_layout(samples.count, file.nbytes, fields, extents),
+        layout=_layout(count, file.nbytes, fields, extents),
         notes=tuple(samples.notes),
     )
 
@@ -98,25 +102,6 @@ def _as_array(file: Handle, field: Field, extent: Extents, is_typed: bool) -> tu
         if set(file.pread_blocks(len(head), offsets[i : i + AT_ONCE].tolist())) != {head}:
             return field, extent
     return found, (law_of([offsets + header.begin]), Affine(len(offsets), header.nbytes))
-
-
-def _check(field: Field, lengths: Law, path: Path) -> None:
-    """Raise unless the bytes of all samples are values of a field."""
-    nbytes = field.row_nbytes
-    if field.ragged and not nbytes:
-        raise UsageError(f"field {field} has rows without bytes")
-    constant = isinstance(lengths, Affine) and not lengths.stride
-    law = lengths.span(0, 1 if constant else lengths.count)
-    bad = law % nbytes != 0 if field.ragged else law != nbytes
-    if bad.any():
-        i = int(bad.argmax())
-        raise FormatError(
-            f"the bytes do not fit {field}",
-            where=f"{path}, sample {i}",
-            expected=f"a multiple of {nbytes} bytes" if field.ragged else f"{nbytes} bytes",
-            found=f"{law[i]} bytes",
-            fix=ENCODED,
-        )
 
 
 def _layout(
