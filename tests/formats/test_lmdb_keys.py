@@ -183,10 +183,9 @@ def test_a_record_that_a_sample_lacks_is_named(tmp_path):
     del records[b"label-000000030"]
     del records[b"image-000000004"]
     path = put(tmp_path / "db", records.items())
-    with pytest.raises(SchemaError, match="2 of 50 samples lack records") as caught:
+    with pytest.raises(SchemaError, match=r"2 of 50 samples lack records.*4, 30.*--skip-key"):
         opened(path, "image", "label")
-    words = str(caught.value).split()
-    keys = [words[i + 1].strip(",") for i, w in enumerate(words) if w == "--skip-key"]
+    keys = ["image-000000030", "label-000000004"]
     with opened(path, "image", "label", skip_keys=tuple(map(str.encode, keys))) as source:
         assert len(source) == 48
     with opened(path, keys_as="key") as source:

@@ -45,7 +45,6 @@ _ZSTD = 32015  # registered with the HDF Group; hdf5plugin provides it
 _ALIGN_FROM = 1 << 20
 _PAGE = 4096
 
-_TRIES = 3
 _PROBE_NBYTES = 4096
 """More than HDF5 sets aside for small pieces of data (2048), so that it ends where all others
 begin."""
@@ -257,11 +256,8 @@ def allocate(path: Path, file: Hdf5Plan) -> None:
         _check_size(path, sum(int(p.used.sum()) * p.row_nbytes for p in file.parts))
         with build(path, file):
             return
-    for attempt in range(_TRIES):
-        with _made(path, file, attempt) as made:
-            _touch(made, file)
-        if regular(*by_group(find(path, file), file), file):
-            return
+    with _made(path, file) as made:
+        _touch(made, file)
 
 
 def find(path: Path, file: Hdf5Plan) -> list[Grid]:
@@ -319,33 +315,24 @@ def regular(offsets: Ints, sizes: Ints, file: Hdf5Plan) -> bool:
     return int(offsets[0, 0]) % file.grouping.align == 0 and np.array_equal(offsets, expected)
 
 
-def write_groups(
-    path: Path, file: Hdf5Plan, groups: Callable[[], Iterator[Sequence[Any]]]
-) -> list[Grid]:
+def write_groups(path: Path, file: Hdf5Plan, groups: Iterator[Sequence[Any]]) -> list[Grid]:
     """Make the file from encoded chunks, whose sizes are their own; return what `find` returns.
 
-    `groups` gives the groups in order, each as the bytes of its parts, perhaps more than once.
+    `groups` gives the groups in order, each as the bytes of its parts.
     """
-    for attempt in range(_TRIES):
-        with _made(path, file, attempt) as made:
-            _write(made, file, groups())
-        grids = find(path, file)
-        begins, sizes = by_group(grids, file)
-        if regular(begins, sizes, file) and not (begins[:1] % file.grouping.align).any():
-            break
-    return grids
+    with _made(path, file) as made:
+        _write(made, file, groups)
+    return find(path, file)
 
 
 # --- in the open file -------------------------------------------------------------------------
 
 
 @contextmanager
-def _made(path: Path, file: Hdf5Plan, attempt: int) -> Iterator[Any]:
-    """Make the file, with more space for metadata at each attempt."""
-    metadata = file.metadata << (2 * attempt)
-    groups = file.grouping.count
-    _check_size(path, metadata + file.grouping.align + groups * file.stride)
-    with build(path, file, metadata) as made:
+def _made(path: Path, file: Hdf5Plan) -> Iterator[Any]:
+    """Make the file, with space for all its metadata at the beginning."""
+    _check_size(path, file.metadata + file.grouping.align + file.grouping.count * file.stride)
+    with build(path, file, file.metadata) as made:
         yield made
     _without_times(path)
 

@@ -1,68 +1,30 @@
-"""One clear line for any error of the HDF5 library about a damaged file.
-
-The library reports damage as any of a dozen built-in exceptions with a sentence per layer. Here
-they become one `FormatError` that names the file; errors of the operating system pass through.
-"""
+"""The HDF5 library, as far as it opens files: its errors, its filters and its locks."""
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dsprep.errors import DsprepError, FormatError, MissingExtra
+from dsprep.errors import FormatError, MissingExtra
+from dsprep.formats.library import library_errors
 from dsprep.storage.base import Handle, stream
 from dsprep.storage.paths import StorePath, open_file
-
-_ERRNO = re.compile(r"\berrno = (\d+)")
-_NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What the operating system says of a disk or a file that can take no more."""
 
 _CHUNK_CACHE = 16 << 20
 """Bytes per dataset: a chunk that does not fit is decompressed again for every read in it."""
 
-_REASON = re.compile(r"\((.*)\)\s*$", re.DOTALL)
+_REASON = re.compile(r"\((.*)\)$")
+"""The innermost reason: the last parentheses."""
 
 
 @contextmanager
 def hdf5_errors(where: object, doing: str) -> Iterator[None]:
-    """Turn exceptions of h5py inside the block into `FormatError`.
-
-    `where` is the file and, if known, the field; `doing` what fails: ``"it cannot be read"``.
-    """
-    try:
+    """Turn exceptions of h5py, with a sentence per layer, into `FormatError`."""
+    with library_errors(where, doing, _REASON):
         yield
-    except DsprepError:
-        raise
-    except MemoryError as error:
-        raise FormatError(doing, where=where, found="sizes beyond the memory") from error
-    except (
-        OSError,
-        RuntimeError,
-        LookupError,
-        ValueError,
-        TypeError,
-        ArithmeticError,
-        AttributeError,
-        SystemError,
-    ) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise
-        number = _ERRNO.search(str(error))  # the library gives the number in its text only
-        if number is not None and int(number[1]) in _NO_PLACE:
-            raise OSError(int(number[1]), os.strerror(int(number[1])), str(where)) from error
-        raise FormatError(f"{doing}: {_condense(error)}", where=where) from error
-
-
-def _condense(error: Exception) -> str:
-    """Return the innermost reason of an HDF5 message: what stands in its last parentheses."""
-    text = " ".join(str(error).split())
-    match = _REASON.search(text)
-    return (match[1] if match else text) or type(error).__name__
 
 
 def need_filters(dataset: object, where: object) -> None:

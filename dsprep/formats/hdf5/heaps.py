@@ -97,8 +97,8 @@ class Heaps:
             begin, stored = objects.get(numbers[i], (0, -1))
             if stored != nbytes:
                 expected = f"object {numbers[i]} of {nbytes} bytes"
-                found = "none" if stored < 0 else f"{stored} bytes"
-                raise _damage(where, self._base + address, expected, found)
+                actual = "none" if stored < 0 else f"{stored} bytes"
+                raise _damage(where, self._base + address, expected, actual)
             values[i] = data[begin : begin + nbytes]
         return np.concatenate(values), np.fromiter(map(len, values), np.int64, len(rows))
 
@@ -121,13 +121,13 @@ class Heaps:
             raise _damage(where, offset, "collections side by side", "overlapping ones")
         data = np.empty(size, np.uint8)
         self._file.pread_into(data, offset)
-        found = data, self._walk(data, offset, where)
+        collection = data, self._walk(data, offset, where)
         if size <= _LARGE:
             with self._lock:
-                self._recent[address] = found
+                self._recent[address] = collection
                 while len(self._recent) > _REMEMBERED:
                     del self._recent[next(iter(self._recent))]
-        return found
+        return collection
 
     def _walk(self, data: Array, offset: int, where: object) -> dict[int, tuple[int, int]]:
         """Return begin and bytes of each object of the collection at `offset` by its number."""
@@ -161,16 +161,16 @@ class Heaps:
         # The library believes any number for what a type of variable length is, and crashes.
         if kind.get_class() not in (h5t.STRING, h5t.VLEN) or kind.encode()[3] & 15 != text:
             return False
-        nbytes, is_found = math.prod(attribute.shape) * self.width, False
+        nbytes, is_whole = math.prod(attribute.shape) * self.width, False
         try:
             for data in self._attributes(h5o.get_info(item.id).addr, name.encode("utf-8")):
                 rows = np.frombuffer(data[:nbytes], np.uint8).reshape(-1, self.width)
                 items = 1 if text else kind.get_super().get_size()
                 self.read(rows, items, f"attribute {name}")
-                is_found = len(data) >= nbytes
+                is_whole = len(data) >= nbytes
         except (FormatError, EOFError, LookupError, ValueError, struct.error):
             return False
-        return is_found
+        return is_whole
 
     def _attributes(self, address: int, name: bytes) -> Iterator[bytes]:
         """Yield the data of each attribute called `name` of the object at `address`."""
@@ -208,8 +208,8 @@ class Heaps:
                     begin = 4 if message[1] & 1 else 2
                     heap = int.from_bytes(message[begin : begin + width], "little")
                     for block in self._blocks(heap):
-                        for found in re.finditer(re.escape(name + b"\0"), block):
-                            for begin in (found.start() - 9, found.start() - 8):
+                        for match in re.finditer(re.escape(name + b"\0"), block):
+                            for begin in (match.start() - 9, match.start() - 8):
                                 yield from _content(block[max(0, begin) :], name)
 
     def _blocks(self, address: int) -> Iterator[bytes]:

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,13 @@ class Hdf5Writer(RecordWriter):
         file, group, parts = self._file, self._file.grouping.of(start), list[Any]()
         for part in file.parts:
             rows = _rows(file, part, batch, group, arena)
-            parts.append(_framed(rows, part) if file.encoded(part) else rows)
+            if file.encoded(part):  # each chunk with its size before
+                cuts = range(0, max(1, len(rows)), part.chunk)
+                chunks = [bytes(_encode_chunk(rows[at : at + part.chunk], part)) for at in cuts]
+                sized = ((len(chunk).to_bytes(8, "little"), chunk) for chunk in chunks)
+                parts.append([*chain.from_iterable(sized)])
+            else:
+                parts.append(rows)
         return _Piece(start, parts)
 
     @override
@@ -194,7 +201,7 @@ class Hdf5Writer(RecordWriter):
                 self._crcs[g] = crc
                 yield chunks
 
-        self._grids = write_groups(self.path, file, groups)
+        self._grids = write_groups(self.path, file, groups())
 
     def _finish_fields(self) -> None:
         rows = {f.name: self._done[f.name] for f in self._file.schema if f.ragged}
@@ -318,13 +325,6 @@ def _changed(name: str, expected: int, found: int, where: object) -> FormatError
         found=found,
         fix="start again with --restart",
     )
-
-
-def _framed(rows: Array, part: AllocatedDataset) -> list[bytes]:
-    """Return rows from the beginning of a chunk on as encoded chunks, each with its size before."""
-    cuts = range(0, max(1, len(rows)), part.chunk)
-    chunks = [_encode_chunk(rows[at : at + part.chunk], part) for at in cuts]
-    return [data for chunk in chunks for data in (len(chunk).to_bytes(8, "little"), bytes(chunk))]
 
 
 def _encode_chunk(rows: Array, part: AllocatedDataset) -> Buffer:

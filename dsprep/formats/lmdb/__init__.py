@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -100,14 +99,29 @@ class Lmdb(WritableFormat):
         payload: int = 0,
         name: str = "",
     ) -> FilePlan:
-        """Return where each field is in a value; names and types are kept by the sidecar."""
-        plan = FilePlan(
+        """Return the place of each field in a value; groups are contiguous, where LMDB puts them.
+
+        The sidecar keeps names and types.
+        """
+        values, counts = Values(schema), np.diff(grouping.edges)
+        ragged = [f for f in schema if f.ragged]
+        rows = [grouping.rows.get(f.name, 0) * np.int64(f.row_nbytes) for f in ragged]
+        payloads: Ints = counts * schema.fixed_nbytes + sum(rows)
+        total = payload if grouping.plain else int(payloads.sum())
+        padding = PSIZE // 2 if ragged else -(HEADER + values.head) % PSIZE
+        large = total + values.table * grouping.total > NODE_MAX * grouping.total
+        most = _estimate(schema, int(counts.max(initial=0)), int(payloads.max(initial=0)), options)
+        return FilePlan(
             create=partial(_create, schema, options, grouping),
             stored=_stored(schema, options),
-            nbytes=_estimate(schema, grouping.total, payload, options),
+            nbytes=_estimate(schema, grouping.total, total, options),
             files=2,
+            padding=padding * grouping.total * large,
+            # The tree may begin or end elsewhere. Groups can be longer where values inside leaves
+            # and on overflow pages are mixed.
+            group_nbytes=most + PSIZE,
+            aligned=grouping.align == 1,
         )
-        return plan if grouping.plain else _with_groups(plan, schema, options, grouping)
 
 
 def _create(
@@ -161,28 +175,3 @@ def _estimate(schema: Schema, count: int, payload: int, options: WriteOptions) -
         level = (level - 2) // each + 1
         branches += level
     return (2 + leaves + branches + int(runs[0]) * count) * PSIZE
-
-
-def _with_groups(
-    plan: FilePlan, schema: Schema, options: WriteOptions, grouping: Grouping
-) -> FilePlan:
-    """Return the plan with how groups will be laid out: contiguous, and where LMDB puts them.
-
-    Groups can be longer where values inside leaves and on overflow pages are mixed.
-    """
-    count, counts = grouping.total, np.diff(grouping.edges)
-    rows = {
-        f.name: grouping.rows.get(f.name, 0) * np.int64(f.row_nbytes) for f in schema if f.ragged
-    }
-    payloads: Ints = counts * schema.fixed_nbytes + sum(rows.values())
-    values, total = Values(schema), int(payloads.sum())
-    padding = PSIZE // 2 if schema.ragged else -(HEADER + values.head) % PSIZE
-    large = total + values.table * count > NODE_MAX * count  # on overflow pages
-    most = _estimate(schema, int(counts.max(initial=0)), int(payloads.max(initial=0)), options)
-    return replace(
-        plan,
-        nbytes=_estimate(schema, count, total, options),
-        padding=padding * count * large,
-        group_nbytes=most + PSIZE,  # of the tree, which may begin or end elsewhere
-        aligned=grouping.align == 1,
-    )

@@ -161,21 +161,18 @@ class Datum:
 
     def to_json(self) -> dict[str, Any]:
         """Return the decoder as JSON, without its notes; `from_json` is the inverse."""
-        shape = None if self.shape is None else list(self.shape)
+        shape = self.shape and list(self.shape)
         return {"shape": shape, "floats": self.floats, "sides": bool(self.sides)}
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> Datum:
         """Return the decoder that `to_json` wrote; `ValueError` if it is not such a one."""
-        shape: Any = json.get("shape")
-        floats, sides = json.get("floats"), json.get("sides")
-        sized = isinstance(shape, list) and len(shape) == 3
-        sized = sized and all(type(n) is int and 0 <= n < 1 << 31 for n in shape)
-        if not isinstance(floats, bool) or not isinstance(sides, bool):
-            raise ValueError("what its messages hold is not said")  # noqa: TRY004  (of the file)
-        if shape is not None and not (sized and 4 * math.prod(shape) < 1 << 32):
-            raise ValueError(f"{shape!r} is not channels, height and width of a message")
-        return cls(None if shape is None else (shape[0], shape[1], shape[2]), floats, sides)
+        shape, floats, sides = (json.get(key) for key in ("shape", "floats", "sides"))
+        if not (type(floats) is type(sides) is bool) or not (
+            shape is None or [type(n) is int and 0 <= n < 1 << 31 for n in shape] == [True] * 3
+        ):
+            raise ValueError("Datum messages have channels, height and width")
+        return cls(shape and tuple(shape), floats, sides)
 
     def decode(
         self, data: Bytes, starts: Ints, lengths: Ints, label: Callable[[int], str]

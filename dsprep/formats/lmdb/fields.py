@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dsprep.core.schema import Arena, Batch, Bytes, Field, Ints, Schema
-from dsprep.errors import DsprepError, FormatError
+from dsprep.errors import DsprepError
 from dsprep.formats.fields import retype
 from dsprep.formats.lmdb.datum import Datum
 from dsprep.formats.lmdb.values import Values
@@ -34,6 +34,10 @@ def describe_recipe(decoder: Values | Datum, fields: Sequence[tuple[str, Field]]
     return recipe
 
 
+_DAMAGE = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
+"""What parameters of another form raise."""
+
+
 class Recipe:
     """Decodes records that are LMDB values; see ``dsprep.reading.records``.
 
@@ -48,26 +52,16 @@ class Recipe:
                 self._decoder = Datum.from_json(params)
             else:
                 self._decoder = Values(Schema.from_json(params.get("schema")))
-        except FormatError:
-            raise
-        except (DsprepError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
-            raise damaged_recipe("what values hold is damaged", found=error) from error
-        known = {f.name: f for f in self._decoder.schema}
-        names = params.get("fields", {name: name for name in known})
-        if not isinstance(names, Mapping):
-            raise damaged_recipe("the fields of a recipe are not an object", found=names)
-        self._fields: list[tuple[str, Field]] = []
-        for f in schema:
-            path = names.get(f.name)
-            if path is None:
-                continue
-            if not isinstance(path, str) or path not in known:
-                raise damaged_recipe(f"there is no {path!r} in the values", expected=list(known))
-            field = known[path]
-            same = (field.dtype, field.shape, field.kind) == (f.dtype, f.shape, f.kind)
-            if not same and field.kind != "bytes":
-                raise damaged_recipe(f"field {f.name} is of another type", expected=field, found=f)
-            self._fields.append((path, f))
+            known = {f.name: f for f in self._decoder.schema}
+            names = params.get("fields", {name: name for name in known})
+            self._fields = [(names[f.name], f) for f in schema if names.get(f.name) is not None]
+            pairs = [(known[path], f) for path, f in self._fields]
+        except (DsprepError, *_DAMAGE) as error:
+            raise damaged_recipe("the recipe of LMDB values is damaged", found=error) from error
+        for stored, f in pairs:
+            same = (stored.dtype, stored.shape, stored.kind) == (f.dtype, f.shape, f.kind)
+            if not same and stored.kind != "bytes":
+                raise damaged_recipe(f"field {f.name} is of another type", expected=stored, found=f)
 
     def decode(
         self,

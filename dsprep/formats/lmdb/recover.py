@@ -9,15 +9,21 @@ single value.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from dsprep.core.schema import Ints
+from dsprep.errors import FormatError
 from dsprep.layout.laws import Affine, Explicit, Law, is_exact
 from dsprep.layout.laws.lmdb import MOST_SIZES, Shape, overflow
-from dsprep.layout.laws.replay import Plan, Replay, feasible, regular
+from dsprep.layout.laws.replay import Replay, feasible, regular
 from dsprep.layout.laws.tree import Tree
 
 _STEP = 1 << 20
+_JUDGED = 64
+"""Transactions that are replayed before all are."""
 _TRIED = 48
 """Commit intervals that are tried where the file leaves several open."""
 _WIDEST = 1 << 12
@@ -61,28 +67,38 @@ def recover(
 
 
 def _replays(offsets: Ints, transaction: int, lengths: Law, trees: list[Tree]) -> Iterator[Law]:
-    """Yield the replays that are exact, for each shape at most one."""
-    n, named = len(offsets), trees[0].shape.named
-    for tree in trees[:2]:
+    """Yield the replays that are exact, for each shape at most one.
+
+    One record more may have been put after them all.
+    """
+    n, shapes = len(offsets), [tree.shape for tree in trees[:2]]
+    for tree, shape in zip(trees, shapes, strict=False):
         parted = _parts(tree, offsets)
-        tried = [
-            Replay(tree.shape, lengths, plan, together)
-            for together in ((False, True) if named else (False,))
-            for each in _intervals(tree, parted, transaction - (named and not together))
-            for plan in _plans(n, each)
-            if feasible(tree.shape, lengths, plan)
-        ]
-        for law in tried:
-            if law.agrees(offsets) and is_exact(law, offsets):
-                yield law
-                break
+        tried = (
+            Replay(shape, lengths, plan, together)
+            for together in ((False, True) if shape.named else (False,))
+            for each in _intervals(tree, parted, transaction - (shape.named and not together))
+            for plan in (regular(n, each), (*regular(n - 1, each), (1, 1)))
+            if feasible(shape, lengths, plan)
+        )
+        yield from islice((law for law in tried if _is_exact(law, offsets)), 1)
 
 
-def _plans(count: int, each: int) -> Iterator[Plan]:
-    """Yield a commit every so many records, and the same with a last record put after them all."""
-    yield regular(count, each)
-    if count % each != 1:
-        yield (*regular(count - 1, each), (1, 1))
+def _is_exact(law: Replay, offsets: Ints) -> bool:
+    """Whether a replay gives these offsets; its first transactions are judged before all."""
+    each, lengths = law.plan[0][1], law.lengths
+    head = each * max(_JUDGED, -(-4 * law.shape.leaf // each))
+    try:
+        if len(offsets) > head:
+            some = lengths.span(0, head)
+            known = Affine(head, int(some[0])) if isinstance(lengths, Affine) else Explicit(some)
+            begin = Replay(law.shape, known, regular(head, each), law.together)
+            fixed = head - law.shape.leaf  # the open leaf moves
+            if not np.array_equal(begin.span(0, fixed), offsets[:fixed]):
+                return False
+        return is_exact(law, offsets)
+    except FormatError:  # it leads where replays do not hold
+        return False
 
 
 def _parts(tree: Tree, offsets: Ints) -> int:
@@ -116,13 +132,13 @@ def _intervals(tree: Tree, parted: int, times: int) -> list[int]:
     like = range(-(-n // times), min(n - 1, (n - 1) // (times - 1)) + 1)
     made = [c for c in near if abs(-(-n // c) - times) <= 1]  # one may have put other records
     some = {*made, *(c for c in like[:_WIDEST] if c <= parted + shape.leaf)}
-    return sorted(some, key=lambda c: (c not in near, c not in like, -_roundness(c), c))[:_TRIED]
 
+    def order(c: int) -> tuple[bool, bool, int, int]:
+        """Round numbers come first: the zeros at their end, decimal or binary, are counted."""
+        zeros = 4 * (len(str(c)) - len(str(c).rstrip("0")))
+        return c not in near, c not in like, -max(zeros, (c & -c).bit_length() - 1), c
 
-def _roundness(number: int) -> int:
-    """Return how round a number is: the zeros at its end, decimal or binary, whichever are more."""
-    zeros = len(str(number)) - len(str(number).rstrip("0"))
-    return max(4 * zeros, (number & -number).bit_length() - 1)
+    return sorted(some, key=order)[:_TRIED]
 
 
 def _facts(exact: list[Law], low: int, high: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ of readers, so that whoever commits meanwhile may use them again: then it is a `
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -28,6 +28,7 @@ from dsprep.formats.lmdb.parse import Records, shown
 from dsprep.formats.lmdb.values import Values
 from dsprep.formats.located import LazyField, LocatedSource, Parsed, Unlocated
 from dsprep.formats.options import OpenOptions
+from dsprep.formats.samples import listed
 from dsprep.layout.describe import FieldStorage
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, Column, FileLayout, Given, Grid
@@ -35,7 +36,6 @@ from dsprep.layout.model import Blocks, Column, FileLayout, Given, Grid
 _PROBED = 1 << 24  # bytes of a value that is looked into when the file is opened
 _AT_ONCE = 1 << 20  # samples whose sizes are looked at together
 _KEYS = 100  # keys that are looked at
-_NAMED = 8  # samples that a message names
 
 
 def open_records(records: Records, options: OpenOptions, hint: Schema | None) -> Source:
@@ -114,8 +114,15 @@ def _parse_fields(records: Records, options: OpenOptions, hint: Schema | None) -
             where=records.path,
             fix=f"leave out --order file, or take each record with --keys-as {KEY}",
         )
-    if any(not np.array_equal(every, own) for own, _ in parts.values()):
-        raise _incomplete(records, every, counts, [*parts.values()])
+    incomplete = every[counts != len(parts)]
+    if len(incomplete) or any(len(own) != len(every) for own, _ in parts.values()):
+        raise SchemaError(
+            f"{len(incomplete)} of {len(every)} samples lack records that are fields of the others",
+            where=records.path,
+            found=f"samples such as {listed([*map(str, incomplete.tolist())])}",
+            fix="leave their records out with --skip-key KEY, or take each record as a sample with "
+            f"--keys-as {KEY}",
+        )
     return _joined(records, options, hint, every, parts)
 
 
@@ -157,23 +164,6 @@ def _joined(
             *_left_out(records),
             f"a sample is several records, each a field: {', '.join(parts)}",
         ),
-    )
-
-
-def _incomplete(
-    records: Records, every: Ints, counts: Ints, parts: Sequence[tuple[Ints, Ints]]
-) -> SchemaError:
-    """Return the error for samples that are several records, of which some are not there."""
-    wrong = every[counts != len(parts)]
-    rows = np.concatenate([rows[np.isin(n, wrong[:_NAMED])] for n, rows in parts])
-    nodes = records.nodes(np.sort(rows))
-    keys = (shlex.quote(shown([nodes.key(i)])) for i in range(len(nodes)))
-    options = " ".join(f"--skip-key {key}" for key in keys)
-    return SchemaError(
-        f"{len(wrong)} of {len(every)} samples lack records that are fields of the others",
-        where=records.path,
-        fix=f"leave them out with {options}{' ...' * (len(wrong) > _NAMED)}, or take each "
-        f"record as a sample with --keys-as {KEY}",
     )
 
 

@@ -1,12 +1,10 @@
-"""pyarrow, imported where it is needed, and its errors as one clear line."""
+"""pyarrow, imported where it is needed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from dsprep.errors import DsprepError, FormatError, MissingExtra
+from dsprep.errors import MissingExtra
 
 
 def arrow() -> Any:
@@ -20,30 +18,3 @@ def arrow() -> Any:
             "reading Parquet needs pyarrow", fix="pip install 'dsprep[parquet]'"
         ) from error
     return pyarrow
-
-
-@contextmanager
-def library(where: object, doing: str) -> Iterator[None]:
-    """Turn the errors of pyarrow inside the block into `FormatError`.
-
-    `where` is the file and, if known, the row group and the column; `doing` what fails.
-    """
-    try:
-        yield
-    except DsprepError:
-        raise
-    except MemoryError as error:
-        raise FormatError(doing, where=where, found="sizes beyond the memory") from error
-    except (
-        OSError,
-        RuntimeError,
-        LookupError,
-        ValueError,
-        TypeError,
-        ArithmeticError,
-        NotImplementedError,
-    ) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise
-        message = " ".join(str(error).split())[:200] or type(error).__name__
-        raise FormatError(f"{doing}: {message}", where=where) from error

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from dsprep.errors import FormatError, UnsupportedError
+from dsprep.formats.library import library_errors
 from dsprep.formats.options import not_enough
-from dsprep.formats.parquet.guard import arrow, library
+from dsprep.formats.parquet.guard import arrow
 from dsprep.storage.base import Handle, for_library
 
 MAGIC, ENCRYPTED = b"PAR1", b"PARE"
@@ -76,7 +77,7 @@ class RowGroups:
     def read(self, number: int, start: int, stop: int) -> Any:
         """Return rows ``start <= i < stop`` of a row group as a table."""
         where = f"{self._file.path}, row group {number}"
-        with library(where, "the row group cannot be decoded"), self._locks[number]:
+        with library_errors(where, "the row group cannot be decoded"), self._locks[number]:
             tables, kept = self._steps.get(number, (iter(()), deque()))
             if not kept or start < kept[0][0]:
                 tables, kept = self._steps[number] = self._tables(number), deque(maxlen=KEPT)

@@ -35,9 +35,10 @@ from dsprep.errors import FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Source
 from dsprep.formats.fields import missing_field, retype, wanted
 from dsprep.formats.foreign import WAY_OUT
+from dsprep.formats.library import library_errors
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.parquet import types
-from dsprep.formats.parquet.guard import arrow, library
+from dsprep.formats.parquet.guard import arrow
 from dsprep.formats.parquet.row_groups import RowGroups, chunks
 from dsprep.formats.parquet.types import Leaf
 from dsprep.formats.samples import listed
@@ -68,7 +69,7 @@ class ParquetSource(Source):
         self._file = open_file(path)
         self._rows: RowGroups | None = None
         try:
-            with library(path, "the footer cannot be read"):
+            with library_errors(path, "the footer cannot be read"):
                 self._open(options, hint)
             self._file.check_same()
         except BaseException:
@@ -225,7 +226,7 @@ class ParquetSource(Source):
             for number, rows in enumerate(groups.rows):
                 for start in range(0, rows, step := groups.step(number)):
                     table = groups.read(number, start, min(rows, start + step))
-                    with library(self._group(number), "nulls cannot be counted"):
+                    with library_errors(self._group(number), "nulls cannot be counted"):
                         yield number, [_complete(table, leaf) for leaf in leaves]
 
     def _complete_rows(self, leaves: Sequence[Leaf], options: OpenOptions) -> list[Ints | None]:
@@ -269,7 +270,7 @@ class ParquetSource(Source):
                 continue
             assert leaf.field is not None  # it is one of the chosen
             here = f"{where}, column {leaf.name}"
-            with library(here, "the column cannot be read"):
+            with library_errors(here, "the column cannot be read"):
                 chunks = table.column(leaf.path[0]).chunks
                 columns = [{path: types.column(chunk, leaf, here)} for chunk in chunks]
                 own = Schema((replace(leaf.field, name=path),))

@@ -61,13 +61,13 @@ class Replay(Law):
     def __init__(self, shape: Shape, lengths: Law, plan: Plan, together: bool = False) -> None:
         self.count = lengths.count
         self.shape, self.plan, self.together = shape, plan, together
-        self._lengths = lengths
+        self.lengths = lengths
         self._law: Law | None = None
 
     @property
     def steps(self) -> int:
         """How many steps the replay takes, see `steps`."""
-        return steps(self.shape, self._lengths, self.plan)
+        return steps(self.shape, self.lengths, self.plan)
 
     @override
     def at(self, indices: Ints) -> Ints:
@@ -84,7 +84,7 @@ class Replay(Law):
     def _replayed(self) -> Law:
         """Return the law of what came out; `FormatError` if there is none."""
         if self._law is None:
-            build = Build(self.shape, self._lengths, self.together)
+            build = Build(self.shape, self.lengths, self.together)
             try:
                 for records in transactions(self.plan):
                     build.commit(records)
@@ -97,31 +97,6 @@ class Replay(Law):
                 ) from None
             self._law = build.law()  # threads that come at once make the same
         return self._law
-
-    def agrees(self, values: Ints) -> bool:
-        """Whether the law gives exactly `values`; a replay ends where they part."""
-        if len(values) != self.count:
-            return False
-        build = Build(self.shape, self._lengths, self.together)
-        compared, due = 0, 64
-        try:
-            for number, records in enumerate(transactions(self.plan)):
-                build.commit(records)
-                if number == due or build.fixed > 2 * compared + 4096:
-                    due = 2 * number
-                    if not build.same(values, compared):
-                        return False
-                    compared = build.fixed
-        except Beyond:
-            return False
-        law = build.law()
-        step = 1 << 20
-        for start in range(0, self.count, step):
-            stop = min(self.count, start + step)
-            if not np.array_equal(law.span(start, stop), values[start:stop]):
-                return False
-        self._law = law
-        return True
 
     def to_json(self, tables: Tables) -> Any:
         """Return the parameters; see the class."""
@@ -228,11 +203,6 @@ class Build:
             self._main = self._alloc.take(1)
             self._alloc.commit()
 
-    @property
-    def fixed(self) -> int:
-        """How many records are where they will stay."""
-        return self.put if self._big else self._first
-
     def commit(self, records: int) -> None:
         """Put so many records in one transaction."""
         alloc, pages, leaf = self._alloc, self.pages, self._leaf
@@ -315,25 +285,5 @@ class Build:
         if self._ends is not None:
             runs = Runs(self.put, first, rest, np.zeros_like(rest))
             return Follow(self._lengths, runs, HEADER, self._shape.psize)
-        return Runs(self.put, first, rest + first * self._step, np.full_like(rest, self._step))
-
-    @property
-    def _step(self) -> int:
-        """By how much offsets rise from record to record in a run."""
-        return self._even * self._shape.psize if self._big else -self._shape.node
-
-    def same(self, values: Ints, start: int) -> bool:
-        """Whether the records ``start .. fixed`` have these offsets."""
-        stop = self.fixed
-        if stop <= start:
-            return True
-        first, rest = np.array(self._from, np.int64), np.array(self._rest, np.int64)
-        low = int(np.searchsorted(first, start, "right")) - 1
-        high = int(np.searchsorted(first, stop, "left"))
-        edges = np.append(np.maximum(first[low:high], start), stop)
-        offsets: Ints = np.repeat(rest[low:high], np.diff(edges))
-        if self._ends is not None:
-            offsets += self._ends[start:stop] * self._shape.psize
-        else:
-            offsets += np.arange(start, stop) * self._step
-        return bool(np.array_equal(offsets, values[start:stop]))
+        step = self._even * self._shape.psize if self._big else -self._shape.node
+        return Runs(self.put, first, rest + first * step, np.full_like(rest, step))
