@@ -337,7 +337,7 @@ def _chunked(
     if dataset.file.id.get_create_plist().get_userblock() and not _believed(dataset, table, file):
         raise Unlocated("the HDF5 library gives wrong addresses after a user block")
     if filters:
-        _check_edges(dataset, table, nbytes)
+        _check_edges(dataset, table, nbytes, file, filters)
     blocks = Blocks(
         Explicit(np.ascontiguousarray(table["address"])),
         Explicit(table["nbytes"].astype(np.int64)),
@@ -368,18 +368,28 @@ def _check(table: NDArray[Any], nbytes: int | None, file: Handle, where: str) ->
         )
 
 
-def _check_edges(dataset: Any, table: NDArray[Any], nbytes: int) -> None:
+def _check_edges(
+    dataset: Any, table: NDArray[Any], nbytes: int, file: Handle, filters: Filters
+) -> None:
     """Raise `Unlocated` if chunks that stick out of a filtered dataset may not be filtered.
 
     That is an option of the dataset (``H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS``) which neither h5py
     nor the chunk's own mask states. It is ruled out where one of these chunks has another size
-    than its content, which is `nbytes`.
+    than its content, which is `nbytes`, or the first one can be decoded.
     """
     sticks_out = np.zeros(grid_of(dataset), bool)
     for axis, (n, c) in enumerate(zip(dataset.shape, dataset.chunks, strict=True)):
         np.moveaxis(sticks_out, axis, 0)[-1] |= n % c != 0
     edges = table[sticks_out.reshape(-1) & (table["address"] >= 0)]
-    if len(edges) and not ((edges["nbytes"] != nbytes) | (edges["mask"] != 0)).any():
+    if not len(edges) or ((edges["nbytes"] != nbytes) | (edges["mask"] != 0)).any():
+        return
+    data = file.pread_exact(nbytes, int(edges["address"][0]))
+    try:
+        decode(data, filters, 0, nbytes, "")
+        proven = any(f["id"] != "shuffle" for f in filters)
+    except FormatError:
+        proven = False
+    if not proven:
         raise Unlocated("chunks at its edges may be stored without its filters")
 
 

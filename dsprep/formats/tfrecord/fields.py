@@ -51,7 +51,8 @@ def describe(features: Sequence[Feature], others: bool) -> dict[str, Any]:
 
 def example(params: Mapping[str, Any], schema: Schema) -> Recipe:
     """Return what decodes records of Examples; `FormatError` if `params` are damaged."""
-    lists, others = params.get("features"), params.get("others", False)
+    lists: Any = params.get("features")
+    others = params.get("others", False)
     try:
         stored = {field: (name, *_LISTS[kind]) for field, (name, kind) in lists.items()}
     except (AttributeError, LookupError, TypeError, ValueError) as error:
