@@ -193,8 +193,12 @@ def _doubt(arrays: Mapping[str, Sized], named: bool, grouped: bool) -> str:
         axes[arrays[n].axis] += arrays[n].nbytes
     if axes and "" not in axes:  # others than that of most bytes are of places, not of samples
         axis = axes.most_common(1)[0][0]
-        space = f" {axis.rpartition('/')[2].lower()} " in SPACE
-        return f"{axis} usually is part of a sample" if space else ""
+        if f" {axis.rpartition('/')[2].lower()} " in SPACE:
+            return f"{axis} usually is part of a sample"
+        inner = {k for n, shape in counting.items() if arrays[n].axis == axis for k in shape[1:]}
+        others = (n for n in counting if arrays[n].axis not in (axis, n))
+        apart = next((n for n in others if counting[n][0] not in inner), "")
+        return f"{apart} is not along {axis}, nor along another axis of its arrays" if apart else ""
     if len({shape[0] for shape in counting.values()}) > 1 or len(axes) > 2:
         return "its arrays differ in their first axes"
     if any(not array.shape for array in arrays.values()):

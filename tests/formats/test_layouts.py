@@ -175,8 +175,16 @@ def days(folder):
     t, lat = numbers(3, 2, 5), np.arange(5.0)
     for i in range(3):
         arrays = {"t": (("time", "lat"), t[i]), "lat": (("lat",), lat)}
-        nc(folder / f"{i}.nc", {"time": 2, "lat": 5}, **arrays)
+        arrays["edges"] = ("lat", "side"), np.stack([lat - 1, lat + 1], 1)
+        nc(folder / f"{i}.nc", {"time": 2, "lat": 5, "side": 2}, **arrays)
     return folder, {"t": t.reshape(6, 5)}
+
+
+def arrays_of_other_dimensions(folder):
+    """Hold arrays with no dimension in common: of them, not the largest alone is meant."""
+    x, y = numbers(N, 3), numbers(4, 3)
+    nc(folder / "0.nc", {"a": N, "b": 4, "c": 3}, x=(("a", "c"), x), y=(("b", "c"), y))
+    return folder / "0.nc", {"x": x[None], "y": y[None]}
 
 
 def one_grid(folder):
@@ -304,6 +312,7 @@ LAYOUTS = [
         for table in ("offsets", "first and count", "begin and end")
     ],
     (days, None, READ),
+    (arrays_of_other_dimensions, None, "--sample-axis none"),
     (one_grid, None, "--sample-axis none"),
     (array_of_numpy, None, READ),
     (arrays_one_a_file, None, "--sample-axis none"),
