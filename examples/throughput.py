@@ -655,8 +655,8 @@ def peer(lab: Lab, name: str) -> Figure:
         str(BATCH),
         "-r",
         "2",
-        "--epochs",
-        str(lab.options.runs),
+        "--sweep",
+        f"epochs={lab.options.runs}",
     ]
     command += ["-s", "dsprep", "-s", PEERS[name], "--limit", "all", "--json", str(report)]
     command += ["--scratch", str(lab.folder / "forms")]

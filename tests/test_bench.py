@@ -19,22 +19,22 @@ import numpy as np
 import pytest
 
 from dsprep.bench import child, counters, running, sums
-from dsprep.bench.reading import Settings, bench_read, plan_read
+from dsprep.bench.reading import bench_read, chosen, plan_read
 from dsprep.bench.strategies import SETS, STRATEGIES, find
 from dsprep.bench.strategies.base import Strategy, Way
-from dsprep.bench.summary import StrategyFacts, against_limit, row
-from dsprep.bench.task import Failure, Task
+from dsprep.bench.summary import against_limit, row
+from dsprep.bench.task import Failure, Settings, Task
 from dsprep.errors import DsprepError
 from dsprep.source.dataset import open_dataset
 from dsprep.verbs.provenance import provenance
 
 N = 50
-QUICK = {"repeat": 1, "threads": 1, "cold": False}
+QUICK = Settings(repeat=1, threads=1, cold=False)
 
 
 @pytest.fixture
 def made(tmp_path):
-    """A dataset as a task for h5py, and what is known of its runs."""
+    """A dataset as a task for h5py, and what it adds up to."""
     path = tmp_path / "data" / "a.h5"
     path.parent.mkdir()
     rng = np.random.default_rng(0)
@@ -44,8 +44,7 @@ def made(tmp_path):
     with open_dataset(path) as source:
         schema, expected = source.schema, sums.of_source(source, N)
     known = {"schema": schema, "samples": N, "batch_size": 8, "drop": (path,)}
-    facts = {"payload": N * schema.fixed_nbytes, "cold": False, "computes": False}
-    return Task(strategy="h5py", path=path, **known), StrategyFacts(expected=expected, **facts)
+    return Task(strategy="h5py", path=path, **known), expected
 
 
 def plain(planted=lambda batch, indices: batch, pause=lambda task: None, excess=False):
@@ -114,13 +113,18 @@ def slow(clocks):
     return plain(pause=lambda task: clocks.sleep(0.01 * (task.world_size == 1 or task.rank)))
 
 
-def measured(opener, task, facts):
-    return row("h5py", [[child.run(task, Strategy(task, opener), lambda: None)]], facts)
+def here(task):
+    """Run a task of one rank in this process."""
+    return [child.run(task, Strategy(task, find(task.strategy).load()), lambda: None)]
+
+
+def measured(opener, task, expected):
+    return row(task, [[child.run(task, Strategy(task, opener), lambda: None)]], expected)
 
 
 def test_a_right_reader_gets_numbers(made):
-    task, facts = made
-    found = measured(plain(), replace(task, epochs=3, warmup=1), facts)
+    task, expected = made
+    found = measured(plain(), replace(task, epochs=3, warmup=1), expected)
     assert (found.problems, found.runs) == ((), 3)
     assert found.median("samples_per_second") > 0
     assert found.median("first_batch_seconds") <= found.median("exposed_seconds")
@@ -139,19 +143,17 @@ def test_a_wrong_reader_gets_none(made, wrong):
 
 
 def test_a_warm_run_is_not_called_cold(made, monkeypatch):
-    task, facts = made
-    task, facts = replace(task, cold=True), replace(facts, cold=True)
+    task = replace(made[0], cold=True)
     monkeypatch.setattr(child, "drop_cached", lambda files: None)
     [path.read_bytes() for path in task.drop]
-    found = measured(plain(), task, facts)
+    found = measured(plain(), task, made[1])
     assert found.measures == {}
     assert any("not cold" in p for p in found.problems)
 
 
 def test_the_consumer_s_waits_are_what_is_exposed(made, clocks):
-    task, facts = made
-    task, facts = replace(task, compute="5ms"), replace(facts, computes=True)
-    value, steps = measured(slow(clocks), task, facts).median, task.steps
+    task = replace(made[0], compute="5ms")
+    value, steps = measured(slow(clocks), task, made[1]).median, task.steps
     assert value("exposed_seconds") == pytest.approx(0.01 * (steps + 1))
     assert value("compute_seconds") == pytest.approx(0.005 * steps)
     assert value("epoch_seconds") == pytest.approx(0.015 * steps + 0.01)
@@ -163,7 +165,7 @@ def test_the_consumer_s_waits_are_what_is_exposed(made, clocks):
 
 
 def test_ranks_meet_at_every_step(made, clocks):
-    task, facts = made
+    task, expected = made
     barrier, times, results = threading.Barrier(2), [0.0, 0.0], [None, None]
 
     def one(rank):
@@ -182,7 +184,7 @@ def test_ranks_meet_at_every_step(made, clocks):
         thread.start()
     for thread in threads:
         thread.join()
-    found = row("h5py", [results], facts)
+    found = row(task, [results], expected)
     assert found.problems == ()
     steps = replace(task, world_size=2).steps
     skews = [result.epochs[0].skew for result in results]
@@ -314,6 +316,13 @@ def test_the_table_is_true():
         find("nosuch")
 
 
+def test_peers_are_those_that_are_installed(monkeypatch):
+    installed = lambda name: name in ("lance", "zarrs")  # noqa: E731
+    monkeypatch.setattr("dsprep.bench.strategies.find_spec", installed)
+    names = chosen(["peers"], Settings())[1:]
+    assert [Path(name).name for name in names] == ["use_lance.py:make", "use_zarrs.py:make"]
+
+
 def test_fields_that_cannot_be_located_are_not_read_so(tmp_path):
     path = tmp_path / "part.h5"
     with h5py.File(path, "w") as file:
@@ -323,6 +332,23 @@ def test_fields_that_cannot_be_located_are_not_read_so(tmp_path):
             ragged[i] = np.zeros(1 if i < 19 else 5000, np.float32)
     provenance([path])
     assert "provenance" not in plan_read([path]).names
-    report = bench_read(plan_read([path], ["provenance", "dsprep"], Settings(**QUICK)))
+    report = bench_read(plan_read([path], ["provenance", "dsprep"], QUICK))
     assert {r.name for r in report.rows if r.problems} == {"provenance"}
     assert report.dataset["payload_nbytes"] == 4 * (19 + 5000) + 20 * 8
+
+
+def test_reads_are_delayed_as_on_another_storage(tmp_path):
+    """A call for each sample makes nearly all of it, so reading in groups is as much faster."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.random.default_rng(0).random((64, 10), np.float32)
+    ways = ["h5py", "zarr", "lmdb-get", "lmdbio-prov", "group", "dsprep"]
+    settings = replace(QUICK, storage="latency=4ms,stream=1GB/s", buffer_size="16", batch_size=16)
+    report = bench_read(plan_read([tmp_path / "a.h5"], ways, settings), runner=here)
+    assert [r.problems for r in report.rows] == [()] * 7
+    waited = {r.name: r.median("exposed_seconds") for r in report.rows}
+    assert min(waited[name] for name in ways[:3]) > 64 * 0.004
+    for name in ("pread-limit", "lmdbio-prov", "group", "dsprep"):
+        assert 0.004 < waited[name] < waited["h5py"] / 4, name
+    assert "delayed as on by hand, 4 ms a call" in " ".join(report.answer)
+    with pytest.raises(DsprepError, match="reads by itself"):
+        plan_read([tmp_path / "a.h5"], [f"{__file__}:here"], settings)

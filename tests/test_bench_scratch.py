@@ -10,7 +10,6 @@ import pytest
 
 import dsprep
 from dsprep.bench import scratch
-from dsprep.bench.scratch import folder as scratch_folder
 from dsprep.core.schema import FieldSpec
 from dsprep.errors import TargetError
 from dsprep.formats.options import OpenOptions
@@ -35,14 +34,19 @@ def plan(path, containers=ALL, fields=(), **more):
 
 
 def writes(*words, **more):
-    return [*plan(*words, **more).writes]
+    return written(plan(*words, **more))
+
+
+def written(planned):
+    return [name for name, form in planned.forms.items() if form.write is not None]
 
 
 @contextlib.contextmanager
 def opened(planned):
     """The forms of a plan, which go in the end."""
     try:
-        yield scratch.prepare(planned)
+        scratch.prepare(planned)
+        yield planned.forms
     finally:
         remove(planned.folder)
 
@@ -60,7 +64,7 @@ def same(found, expected):
 def test_every_form_holds_the_samples_and_the_data_are_read_in_place(data):
     expected, planned = values(data), plan(data)
     assert planned.in_place == ("hdf5",)
-    assert [*planned.writes] == ["source", "groups", "lmdb", "tfrecord", "zarr"]
+    assert written(planned) == ["source", "groups", "lmdb", "tfrecord", "zarr"]
     assert (planned.samples, planned.of, planned.source) == (64, 64, "hdf5")
     assert planned.payload == 64 * (5 * 7 * 4 + 8)
     assert planned.needed > planned.payload * 4
@@ -68,7 +72,7 @@ def test_every_form_holds_the_samples_and_the_data_are_read_in_place(data):
     assert not planned.folder.exists(), "a plan writes nothing"
     with opened(planned) as found:
         assert set(found) == set(ALL)
-        assert found["hdf5"] == scratch.Prepared(data)
+        assert found["hdf5"] == scratch.Form(path=data)
         for name in ("groups", "lmdb", "tfrecord", "zarr"):
             same(values(found[name].path), expected)
         source = found["source"]
@@ -92,7 +96,8 @@ def test_nothing_is_written_where_all_is_there(data):
     dsprep.provenance(data)
     planned = plan(data, ["source", "hdf5"])
     assert (planned.in_place, planned.needed) == (("source", "hdf5"), 0)
-    assert scratch.prepare(planned)["source"] == scratch.Prepared(data)
+    scratch.prepare(planned)
+    assert planned.forms["source"] == scratch.Form(path=data)
     assert not planned.folder.exists()
 
 
@@ -101,7 +106,7 @@ def test_groups_are_read_in_place(data):
     dsprep.repack(data, path, buffer_size=8)
     planned = plan(path, ["source", "groups", "hdf5"])
     assert planned.in_place == ("source", "groups")
-    assert [*planned.writes] == ["hdf5"], "a file in groups is not what h5py users have"
+    assert written(planned) == ["hdf5"], "a file in groups is not what h5py users have"
     with dsprep.Sidecar.open(path) as sidecar:
         assert planned.buffer_nbytes == sidecar.layout(0).groups.blocks.lengths.one(0)
     assert writes(path, ["groups"], buffer_size=4) == ["groups"]
@@ -115,13 +120,13 @@ def test_other_files_are_converted(data):
         file["inside/x"] = np.zeros((8, 3))
     assert plan(other, ["hdf5"]).in_place == ("hdf5",)
     one = OpenOptions(sample_axis="none")
-    assert [*scratch.plan([other], one, ["hdf5"]).writes] == ["hdf5"], "the file is one sample"
+    assert written(scratch.plan([other], one, ["hdf5"])) == ["hdf5"], "the file is one sample"
     assert writes(data, ["hdf5"], fields=["x"]) == ["hdf5"]
     assert writes(data, ["source"], fields=["x"]) == ["source"]
     part = data.with_name("part2.h5")
     part.write_bytes(data.read_bytes())
     both = scratch.plan([data, part], OpenOptions(), ["hdf5", "source"])
-    assert [*both.writes] == ["hdf5", "source"]
+    assert written(both) == ["hdf5", "source"]
     with opened(both) as found:
         source = found["source"]
         assert source.data == data.parent
@@ -144,7 +149,7 @@ def test_a_subset(data):
 
 
 def test_no_space(data, monkeypatch):
-    monkeypatch.setattr(scratch_folder, "free_nbytes", lambda path: 100)
+    monkeypatch.setattr(scratch, "free_nbytes", lambda path: 100)
     planned = plan(data, ["lmdb"])
     with pytest.raises(TargetError, match=r"not enough space .*100 B free.*--scratch"):
         scratch.prepare(planned)

@@ -8,18 +8,15 @@ from dataclasses import replace
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support import cli, random_batch, write_batch
 
 import dsprep
 from dsprep import formats
-from dsprep.bench import child, running, sums, tiering
-from dsprep.bench.strategies import MET, THROTTLED, TIERED, find
+from dsprep.bench import child, running, sums
+from dsprep.bench.strategies import MET, find
 from dsprep.bench.strategies.base import Strategy
-from dsprep.bench.summary import StrategyFacts, row
+from dsprep.bench.summary import row
 from dsprep.bench.task import Task
-from dsprep.cache.copier import Throttle
 from dsprep.core.schema import Field, Schema
 from dsprep.source.dataset import open_dataset
 
@@ -29,16 +26,13 @@ SCHEMA = Schema((Field("x", np.dtype("<f4"), (50, 7)), Field("tokens", np.dtype(
 
 @pytest.fixture(scope="module")
 def grouped(tmp_path_factory):
-    """A repacked dataset: its path and what is known of it."""
+    """A repacked dataset: its path and what it adds up to."""
     folder = tmp_path_factory.mktemp("tiers")
     source, path = folder / "a.h5", folder / "grouped.h5"
     write_batch(formats.load("hdf5"), source, SCHEMA, random_batch(SCHEMA, N, seed=2))
     dsprep.repack(source, path, buffer_size=GROUP, durable=False)
     with open_dataset(path) as opened:
-        expected = sums.of_source(opened, N)
-    return path, StrategyFacts(
-        expected=expected, payload=expected.nbytes, cold=False, computes=True
-    )
+        return path, sums.of_source(opened, N)
 
 
 @pytest.fixture
@@ -55,9 +49,9 @@ def task(grouped, tmp_path):
     return made
 
 
-def measured(task, facts):
+def measured(task, expected):
     strategy = Strategy(task, find(task.strategy).load())
-    return row(task.strategy, [[child.run(task, strategy, lambda: None)]], facts)
+    return row(task, [[child.run(task, strategy, lambda: None)]], expected)
 
 
 def stored(path):
@@ -67,9 +61,9 @@ def stored(path):
 
 
 def test_the_first_epoch_copies_all_and_later_ones_nothing(grouped, task):
-    path, facts = grouped
-    first = measured(task("cache-first", epochs=2), facts)
-    later = measured(task("cache-next", epochs=2), facts)
+    path, expected = grouped
+    first = measured(task("cache-first", epochs=2), expected)
+    later = measured(task("cache-next", epochs=2), expected)
     assert (first.problems, later.problems) == ((), ())
     assert first.median("hit_percent") == later.median("hit_percent") == 100
     copied = first.measures["copied_bytes"]
@@ -79,62 +73,45 @@ def test_the_first_epoch_copies_all_and_later_ones_nothing(grouped, task):
 
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_each_sample_of_a_part_comes_as_often_as_it_is_passed(grouped, task, repeats):
-    path, facts = grouped
+    path, expected = grouped
     asked = task(MET, repeats=repeats, epochs=2)
-    found = measured(asked, replace(facts, times=repeats, capacity=1e6))
+    found = measured(asked, expected)
     assert found.problems == ()
-    rate = repeats * facts.payload / found.median("epoch_seconds") / 1e9
+    rate = repeats * expected.nbytes / found.median("epoch_seconds") / 1e9
     assert found.median("gb_per_second") == pytest.approx(rate, rel=0.5)
-    assert found.median("model_drawn_gb_per_second") <= 1e-3
     copied = found.measures["copied_bytes"]
     assert copied.least + copied.most >= stored(path)  # two epochs, each part copied ahead
-    once = measured(replace(asked, key="b"), replace(facts, times=repeats + 1))
-    assert any("wrong samples" in p for p in once.problems)
+    strategy = Strategy(replace(asked, key="b"), find(MET).load())
+    once = [[child.run(strategy.task, strategy, lambda: None)]]
+    other = row(replace(asked, repeats=repeats + 1), once, expected)
+    assert any("wrong samples" in p for p in other.problems)
 
 
 @pytest.mark.parametrize("cold", [False, True])
 def test_ranks_that_begin_anew_remove_what_they_shared_once_all_have_closed_it(
     grouped, task, cold, monkeypatch
 ):
-    path, facts = grouped
-    asked = task("cache-first", epochs=3, check=False, cold=cold)
-    results = running.run(asked, ranks=2)
+    path, expected = grouped
+    asked = task("cache-first", epochs=3, cold=cold, ranks=2)
+    results = running.run(asked)
     assert isinstance(results, list), results
-    found = row("cache-first", [results], replace(facts, checked=False))
+    found = row(asked, [results], expected)
     assert [p for p in found.problems if "cold" not in p] == []
     assert cold or found.median("hit_percent") == 100
     assert cold or found.median("copied_bytes") >= stored(path)
     assert list(asked.tier.iterdir()) == []
 
 
-# --- the throttle ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", THROTTLED)
-def test_all_that_comes_from_the_capacity_tier_is_throttled(grouped, task, name, monkeypatch):
-    _, facts = grouped
-    taken = []
-    monkeypatch.setattr(Throttle, "take", lambda self, nbytes, *stop: taken.append(nbytes))
-    asked = task(name, tier_bandwidth="1GB/s", check=False, warmup=0, epochs=1)
-    found = measured(asked, replace(facts, checked=False))
-    assert found.problems == ()
-    drawn = found.median("drawn_gb_per_second") * 1e9 * found.median("epoch_seconds")
-    assert min(taken) > 0  # what comes from the cache waits for nobody
-    assert sum(taken) >= drawn * 0.999 > 0
-    if name not in TIERED:
-        assert sum(taken) == pytest.approx(drawn)
-        assert found.median("hit_percent") == 0
-
-
-# --- the model, and what is written about it -------------------------------------------------
-
-
-@given(st.floats(1e6, 1e12), st.floats(1e6, 1e12), st.integers(1, 500))
-def test_the_model_stalls_below_the_knee_only(consumed, capacity, repeats):
-    found = tiering.model(consumed, capacity, repeats)
-    throughput, drawn = (found[k] for k in ("model_gb_per_second", "model_drawn_gb_per_second"))
-    assert throughput == pytest.approx(min(consumed, repeats * capacity) / 1e9)
-    assert drawn == pytest.approx(min(consumed / repeats, capacity) / 1e9)
+def test_only_what_comes_from_the_capacity_tier_is_late(grouped, task, monkeypatch):
+    late = []
+    delay = lambda task: lambda nbytes, calls: late.append(nbytes)  # noqa: E731
+    monkeypatch.setattr("dsprep.bench.delays.delay_of", delay)
+    how = {"storage": "latency=1us,stream=100GB/s", "warmup": 0}
+    found = measured(task("dsprep", **how), grouped[1])
+    assert sum(late) == pytest.approx(found.median("asked_bytes"), rel=0.1)
+    late.clear()
+    copied = measured(task("cache-first", **how), grouped[1])
+    assert (copied.median("hit_percent"), late) == (100, [])
 
 
 # --- the command -----------------------------------------------------------------------------
@@ -149,21 +126,16 @@ def data(tmp_path_factory):
 
 
 def test_a_sweep_of_repeats_by_command(data, tmp_path):
-    out, page, tier = tmp_path / "r.json", tmp_path / "r.html", tmp_path / "tier"
+    out, tier = tmp_path / "r.json", tmp_path / "tier"
     tier.mkdir()
-    command = ["bench", "read", str(data), "-s", "met", "--sweep", "repeats=1,2", "--warm"]
-    more = ["--mini-epochs", "3", "--compute", "1ms", "--tier-bandwidth", "20MB/s", "-r", "1"]
-    files = ["--tier", str(tier), "--json", str(out), "--html", str(page)]
-    done = cli(*command, *more, *files)
-    label = tiering.label("20MB/s")
-    assert all(label in text for text in (done.out, page.read_text(), out.read_text()))
+    command = ["bench", "read", data, "-s", "met", "--sweep", "repeats=1,2", "--compute", "1ms"]
+    command += ["--sweep", "mini-epochs=3", "--storage", "latency=1ms,stream=20MB/s", "-r", 1]
+    cli(*command, "--limit", "all", "--tier", tier, "--json", out)
     rows = json.loads(out.read_text())["strategies"]  # no others, to which repeats are nothing
     for one, times in zip(rows, (1, 2), strict=True):
-        assert (one["name"], one["value"]) == ("met", str(times))
+        assert (one["name"], one["value"], one["problems"]) == ("met", str(times), [])
         values = {name: m["value"] for name, m in one["measures"].items()}
-        assert one["problems"] == []
         assert values["hit_percent"] == 100
         seconds = values["epoch_seconds"]
         assert values["gb_per_second"] * seconds == pytest.approx(times * 400 * 1200 / 1e9)
-        assert values["model_gb_per_second"] <= times * 0.02 * 1.001
     assert list(tier.iterdir()) == []

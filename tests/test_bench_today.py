@@ -12,11 +12,12 @@ import h5py
 import numpy as np
 import pytest
 
-from dsprep.bench.reading import Settings, Work, bench_read, plan_read
+from dsprep.bench.reading import Work, bench_read, plan_read
+from dsprep.bench.task import Settings
 from dsprep.core.schema import FieldSpec
 from dsprep.formats.options import OpenOptions
 
-WARM = Settings(cold=False, warmup=0, repeat=1, batch_size=8)
+WARM = Settings(cold=False, repeat=1, batch_size=8)
 
 LOADER = """
 import h5py, numpy as np
@@ -78,7 +79,7 @@ def test_folders_of_images(tmp_path: Path) -> None:
         pixels = np.full((8, 8, 3), 20 * i, np.uint8)
         Image.fromarray(pixels).save(tmp_path / "images" / f"{i}.png")
     assert "in-place" in plan_read([tmp_path / "images"]).names
-    work = plan_read([tmp_path / "images"], ["in-place"], WARM, limit=600)
+    work = plan_read([tmp_path / "images"], ["in-place"], WARM, limit="600B")
     assert work.plans[0].samples < 12
     measured(work)
 
@@ -106,8 +107,8 @@ def loader(tmp_path: Path) -> str:
 
 
 def test_a_loader_of_ones_own(compressed: list[Path], loader: str) -> None:
-    work = plan_read(compressed[:1], ["dsprep"], replace(WARM, loader=loader))
-    assert work.baseline == loader
+    work = plan_read(compressed[:1], ["dsprep"], replace(WARM, baseline=loader))
+    assert loader in work.names
     report = measured(work)
     row = next(r for r in report.rows if r.name == loader)
     assert row.notes == ("16 of 20 samples came",)

@@ -13,6 +13,7 @@ import pytest
 from support import MPIEXEC, cli
 
 from dsprep.bench.reading import plan_read
+from dsprep.bench.task import Settings
 from dsprep.synth import synth
 
 WARM = ("--warm", "--repeat", "1")
@@ -88,8 +89,7 @@ def test_ragged_samples_and_subsets(tmp_path, report_of):
 def test_the_baseline_is_measured_too(data):
     asked = (data, "-s", "dsprep", "-s", "samples", "--baseline", "h5py", "--dry-run")
     assert "h5py" in cli("bench", "read", *asked).out
-    work = plan_read([data], ["dsprep", "tf", "lmdbio"], baseline="h5py")
-    assert work.baseline == "h5py"
+    work = plan_read([data], ["dsprep", "tf", "lmdbio"], Settings(baseline="h5py"))
     assert "h5py" in work.names
     assert "lmdbio" not in work.named
     assert plan_read([data]).named == ()

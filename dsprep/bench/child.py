@@ -19,7 +19,7 @@ from typing import Any
 from dsprep.bench import caches, counters, sums
 from dsprep.bench.strategies import find
 from dsprep.bench.strategies.base import Strategy
-from dsprep.bench.task import Epoch, Result, Task, parse_compute
+from dsprep.bench.task import Epoch, Result, Task
 from dsprep.errors import DsprepError
 from dsprep.executors.processes import end_with_parent
 from dsprep.storage.trees import drop_cached, remove
@@ -39,7 +39,7 @@ def run(task: Task, strategy: Strategy, wait: Callable[[], None]) -> Result:
     """
     entry = find(task.strategy)
     try:
-        seconds = parse_compute(task.compute)
+        seconds = task.step_seconds
         task.share(0)
         if not task.cold:
             strategy.open()
@@ -54,7 +54,11 @@ def run(task: Task, strategy: Strategy, wait: Callable[[], None]) -> Result:
                 epochs.append(epoch)
         peak = counters.peak_rss()
         total, checked = None, 0
-        if task.check and entry.delivers:
+        if entry.delivers:
+            if task.storage is not None:  # what is compared need not be late
+                _close(strategy, wait)
+                strategy.task = replace(strategy.task, storage=None)
+                strategy.open()
             total, checked = _checked(task, strategy, task.warmup + task.epochs)
         wait()
         return Result(epochs=tuple(epochs), peak_rss=peak, full=total, checked=checked)

@@ -27,7 +27,7 @@ from dsprep.bench.task import Failure, Result, Task
 from dsprep.errors import MissingExtra
 from dsprep.storage.trees import remove
 
-TIMEOUT = 900.0
+TIMEOUT = 3600.0
 """Seconds that a run may take."""
 
 WAITS, DONE, FAILED = range(3)
@@ -60,14 +60,12 @@ class Rank:
             self.outcome = message if isinstance(message, Result) else Failure(message)
 
 
-def run(task: Task, ranks: int = 1, timeout: float = TIMEOUT) -> list[Result] | Failure:
-    """Run a task by `ranks` new processes; return what each measured, or why they did not."""
-    task = replace(task, world_size=ranks, key=_new_key())
+def run(task: Task, timeout: float = TIMEOUT) -> list[Result] | Failure:
+    """Run a task by new processes, its ranks; return what each measured, or why they did not."""
+    task = replace(task, world_size=task.ranks, key=_new_key())
     started: list[Rank] = []
     try:
-        for rank in range(ranks):
-            mine = replace(task, rank=rank)
-            started.append(start(mine))
+        started.extend(start(replace(task, rank=rank)) for rank in range(task.ranks))
         deadline = time.monotonic() + timeout
         while follow(started, deadline):
             open_gate(started)
@@ -143,7 +141,7 @@ def follow(ranks: Sequence[Rank], deadline: float) -> bool:
         ready = wait(list(lines), max(0.0, deadline - time.monotonic()))
         if not ready:
             slow = next(r for r in lines.values() if not r.waiting)
-            slow.outcome = Failure("it took too long and was ended (--timeout allows more)")
+            slow.outcome = Failure("it took too long and was ended; --limit has less read")
         for line in ready:
             lines[line].hear()  # type: ignore[index]
         if any(isinstance(r.outcome, Failure) for r in ranks):
@@ -195,11 +193,11 @@ class MpiJob:
     def __init__(self, comm: Any) -> None:
         self._comm, self.size = comm, int(comm.Get_size())
 
-    def run(self, task: Task, ranks: int, timeout: float) -> list[Result] | Failure:
+    def run(self, task: Task) -> list[Result] | Failure:
         """Run a task on all ranks; see `run`."""
         task = replace(task, world_size=self.size, key=_new_key(), everywhere=True)
-        self._comm.bcast((task, timeout), root=0)
-        return _results(self._comm.gather(measure(self._comm, task, timeout), root=0))
+        self._comm.bcast(task, root=0)
+        return _results(self._comm.gather(measure(self._comm, task), root=0))
 
 
 @contextmanager
@@ -215,7 +213,7 @@ def joined() -> Iterator[MpiJob]:
     comm = MPI.COMM_WORLD
     if comm.Get_rank() != 0:
         while (work := comm.bcast(None, root=0)) is not None:
-            comm.gather(measure(comm, *work), root=0)
+            comm.gather(measure(comm, work), root=0)
         raise SystemExit(0)
     try:
         yield MpiJob(comm)
@@ -223,7 +221,7 @@ def joined() -> Iterator[MpiJob]:
         comm.bcast(None, root=0)
 
 
-def measure(comm: Any, task: Task, timeout: float) -> Result | Failure | None:
+def measure(comm: Any, task: Task, timeout: float = TIMEOUT) -> Result | Failure | None:
     """Run this rank of a task; return its result or why there is none, None: another failed."""
     try:
         rank = start(replace(task, rank=comm.Get_rank()))

@@ -101,8 +101,10 @@ def _column(batch: Batch, field: Field) -> Column:
     return array
 
 
-def _nbytes(column: Column) -> int:
-    return column.values.nbytes if isinstance(column, Ragged) else column.nbytes
+def nbytes_of(batch: Batch) -> int:
+    """Return the bytes of the values of a batch."""
+    columns = batch.values()
+    return sum(c.values.nbytes if isinstance(c, Ragged) else c.nbytes for c in columns)
 
 
 def of_source(source: Source, stop: int) -> Sums:
@@ -114,6 +116,5 @@ def of_source(source: Source, stop: int) -> Sums:
     sums = Sums()
     for at in range(0, stop, step):
         batch = source.read(at, min(stop, at + step))
-        nbytes = sum(_nbytes(_column(batch, field)) for field in schema)
-        sums += Sums(min(stop, at + step) - at, full(batch, schema), nbytes)
+        sums += Sums(min(stop, at + step) - at, full(batch, schema), nbytes_of(batch))
     return sums

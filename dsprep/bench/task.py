@@ -1,4 +1,4 @@
-"""The task of one process of a benchmark, and its measures."""
+"""The settings of a benchmark, the task of one of its processes, and the measures of that."""
 
 from __future__ import annotations
 
@@ -11,39 +11,55 @@ import numpy as np
 from dsprep.bench.counters import Counters
 from dsprep.core.schema import Ints, Schema
 from dsprep.core.units import parse_seconds
-from dsprep.errors import UsageError
+from dsprep.errors import UsageError, require
 from dsprep.formats.options import OpenOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conditions:
-    """What all runs of a benchmark have in common."""
+class Settings:
+    """The conditions of all runs of a benchmark."""
 
     batch_size: int = 32  # samples per step and rank
-    seed: int = 0  # of the order
+    ranks: int = 1  # processes that read together, meeting after every step
+    compute: str = "none"  # time of a step beside reading; see `step_seconds`
+    cold: bool = True  # whether the data are dropped from the page cache before each epoch
+    storage: str | None = None  # imitated by delays; as `parse_storage` takes it
+    baseline: str | None = None  # the strategy by which the dataset is read today
+    repeat: int = 3  # runs of each strategy, in new processes
     epochs: int = 1  # epochs of a run that are measured
+    seed: int = 0  # of the order
+    buffer_size: str | None = None  # of groups: samples, bytes ("64MiB"), None: as the data are
+    transfer_size: int | None = None  # bytes of one read call at most; None: all at once
+    threads: int | None = None  # None: as many as the Reader takes with as many ranks
     buffers: int = 2  # groups in memory at a time, where the strategy double-buffers
+    engine: str = "buffered"  # of the `Reader` and of the limit; see `dsprep.reader.engines`
     stagger: int = 1  # readers that read at a time, where the strategy staggers
     readers_per_node: int = 1  # processes that read for all, where the strategy has such
-    engine: str = "buffered"  # of the `Reader` and of the limit; see `dsprep.reader.engines`
-    compute: str = "none"  # what a step takes beside reading; see `parse_compute`
-    cold: bool = False  # whether the data are dropped from the page cache before each epoch
-    check: bool = True  # whether all that is delivered is summed up, in one more epoch
     tier: Path | None = None  # a directory of the fast tier, where the strategy has a cache
-    tier_size: str | None = None  # what the cache may take of it, as `dsprep.Reader` takes it
-    tier_bandwidth: str | None = None  # what the capacity tier is throttled to, as text
+    tier_size: str | None = None  # bytes of the cache there, as `dsprep.Reader` takes them
     mini_epochs: int = 8  # parts of an epoch, where the strategy passes parts
     repeats: int = 1  # passes of each
 
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step beside reading, without using the processor: of ``12ms``, ``none``."""
+        seconds = 0.0 if self.compute == "none" else parse_seconds(self.compute)
+        where, expected = f"--compute {self.compute}", "an hour at most"
+        require(seconds <= 3600, UsageError, f"{where} makes no sense", expected=expected)
+        return seconds
+
 
 @dataclass(frozen=True, kw_only=True)
-class Task(Conditions):
+class Task(Settings):
     """One rank of one run of one strategy."""
 
     strategy: str  # its name
     path: Path  # the dataset in the form that the strategy needs, or its sidecar
     schema: Schema  # its fields, as every strategy has to deliver them
     samples: int  # of the dataset
+    cold: bool = False
+    warmup: int = 0  # epochs before those that are measured
+    threads: int = 1  # threads or worker processes that read, where the strategy has some
     data: Path | None = None  # the dataset, where `path` is a sidecar that is not beside it
     files: tuple[str | Path, ...] = ()  # the dataset as the user names it
     reading: OpenOptions = field(default_factory=OpenOptions)  # and how it is read
@@ -51,14 +67,18 @@ class Task(Conditions):
     of: int = 0  # samples of the dataset
     rank: int = 0  # which process this is, of `world_size`
     world_size: int = 1
-    warmup: int = 0  # epochs before those that are measured
-    threads: int = 1  # threads or worker processes that read, where the strategy has some
     buffer_nbytes: int | None = None  # bytes that are read at a time; None: one group as stored
-    transfer_size: int | None = None  # bytes of one read call at most; None: all at once
     everywhere: bool = False  # whether ranks are on several nodes, and each drops the files
     opening: int = 0  # which time it is that this is opened, from 1 on
     key: str = ""  # what the processes of this run have in common, and no others
     drop: tuple[Path, ...] = ()  # the files that a cold run drops from the page cache
+
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes of the files that the samples take, if all are of one size."""
+        nbytes = sum(p.stat().st_size for p in self.drop)
+        is_part = self.numbers is not None and len(self.numbers) > 0
+        return nbytes * self.samples // max(self.of, 1) if is_part else nbytes
 
     @property
     def tier_folder(self) -> Path | None:
@@ -134,16 +154,3 @@ class Failure:
     """Why a run gave no result."""
 
     reason: str
-
-
-def parse_compute(text: str) -> float:
-    """Return the seconds that a step takes beside reading: of ``12ms``; ``none`` is 0.
-
-    They are waited for without using the processor, as for an accelerator.
-    """
-    if text == "none":
-        return 0.0
-    seconds = parse_seconds(text)
-    if seconds > 3600:
-        raise UsageError(f"--compute {text} makes no sense", expected="an hour at most")
-    return seconds

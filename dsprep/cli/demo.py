@@ -137,7 +137,8 @@ def _show_reading(report: BenchReport) -> None:
 
 def _read(directory: Path) -> BenchReport:
     """Measure a few ways of reading one of the datasets."""
-    from dsprep.bench.reading import Settings, bench_read, plan_read
+    from dsprep.bench.reading import bench_read, plan_read
+    from dsprep.bench.task import Settings
     from dsprep.synth import synth
 
     data = synth(MEASURED, directory / "reading", samples=READ).path

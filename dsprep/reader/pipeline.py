@@ -63,8 +63,6 @@ class Settings:
     closed, and raises `Stopped` then."""
     ahead: bool = True  # whether a unit is read before the consumer waits for it
     cache: ReaderCache | None = None
-    drawn: Callable[[int], None] = lambda nbytes: None
-    """Called with bytes that were read of the dataset itself, before they are given out."""
     io: IoThreads | None = None  # that read, for other pipelines too; None: some of its own
 
     @property
@@ -342,8 +340,6 @@ class Pipeline:
         except BaseException as error:
             fill.fail(self._failure(error, fill, part))
             return
-        if nbytes > copied:
-            self._settings.drawn(nbytes - copied)
         if last:
             self._finish(fill)
         self._ledger.add(

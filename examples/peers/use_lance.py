@@ -10,7 +10,7 @@ import itertools
 import os
 
 from common import stored
-from use_arrow import record_batches
+from use_datasets import record_batches
 
 
 def write(source, path):

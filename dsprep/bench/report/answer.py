@@ -13,9 +13,9 @@ from dsprep.bench.report.comparing import apart
 from dsprep.bench.report.model import BenchReport, Row
 from dsprep.bench.report.tables import digits, number, show_percent, show_seconds
 from dsprep.bench.strategies import DUMMY, IN_PLACE, LIMIT, SETS, TIERED, TODAY, find
-from dsprep.bench.task import parse_compute
-from dsprep.bench.tiering import label
+from dsprep.bench.task import Settings
 from dsprep.core.units import show_nbytes
+from dsprep.planning.published import parse_storage
 
 MEASURES = (LIMIT, DUMMY, "group", "group-db", *SETS["lmdbio"])
 """Strategies that only serve as measures: none of them is advised."""
@@ -44,8 +44,6 @@ def answer(report: BenchReport) -> tuple[str, ...]:
     """Return the closing words, paragraph by paragraph."""
     if report.swept:
         parts = [sweeping.words(report)]
-    elif rate := report.settings.get("tier_bandwidth"):
-        parts = [f"With the {label(str(rate))}: these are not figures of a storage."]
     else:
         rows = {r.name: r for r in report.rows if not r.failure}
         today = way_of_today(report, rows)
@@ -81,14 +79,17 @@ def _need(report: BenchReport, rows: dict[str, Row]) -> str:
     """Return what the steps need, and what the storage gives."""
     limit = rows.get(LIMIT)
     source = "warm, from the page cache"
-    if report.settings.get("cold"):
+    if (storage := report.settings.get("storage")) is not None:
+        figures = parse_storage(str(storage))
+        source = f"delayed as on {figures.name}, {figures.words}: not figures of a storage here"
+    elif report.settings.get("cold"):
         source = f"cold, {(limit.evidence if limit else '') or DEVICE}"
     alone = number(report.settings, "storage_gb_per_second", 0)
     gives = 1e9 * (alone or (limit.median("gb_per_second") if limit else None) or 0.0)
     reads = f"Plain reads got {show_nbytes(gives)}/s here ({source})" if gives else ""
     nbytes = number(report.dataset, "sample_nbytes", 0)
     ranks, batch = (max(1, int(number(report.settings, k, 1))) for k in ("ranks", "batch_size"))
-    seconds = parse_compute(str(report.settings.get("compute", "none")))
+    seconds = Settings(compute=str(report.settings.get("compute", "none"))).step_seconds
     if not seconds or not nbytes:
         return reads and f"{reads}."
     rate = ranks * required_bandwidth(batch, nbytes, seconds)

@@ -41,13 +41,7 @@ MEASURES: dict[str, Kind] = {
         "samples/s", "delivered by all ranks", 1, "samples/s", 0, spread=True
     ),
     "gb_per_second": Kind("GB/s", "of samples, delivered by all ranks (1e9 bytes)", 1, "GB/s", 4),
-    "model_gb_per_second": Kind(
-        "GB/s", "that the model of mini-epochs expects: min(r, rf*B2)", 0, "model", 1
-    ),
     "drawn_gb_per_second": Kind("GB/s", "drawn from the capacity tier", -1, "drawn GB/s", 1),
-    "model_drawn_gb_per_second": Kind(
-        "GB/s", "drawn by the model of mini-epochs: min(r/rf, B2)", 0, "model drawn", 1
-    ),
     "hit_percent": Kind("%", "of the bytes read came from the fast tier", 1, "hits %", 1),
     "copied_bytes": Kind("B", "copied to the fast tier in an epoch", 0, "copied", 4),
     "stall_seconds": Kind(

@@ -1,76 +1,102 @@
-"""Sweeps: which values a setting takes, where more of it stops to gain, and the words for that.
+"""Details of a benchmark as ``NAME=VALUE`` or, of one that is swept, ``NAME=VALUE,VALUE,...``.
 
-``--sweep`` takes ``PARAMETER=VALUE,VALUE,...``, such as ``buffer-size=1MiB,4MiB,16MiB``. A buffer
-size without a unit counts samples, as it does elsewhere.
+A buffer size without a unit counts samples, as it does elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from dsprep.bench.report.comparing import apart
 from dsprep.bench.report.model import BenchReport, Row
 from dsprep.bench.report.tables import digits, tables
-from dsprep.bench.strategies import DUMMY, LIMIT, THROTTLED
+from dsprep.bench.strategies import DUMMY, LIMIT
+from dsprep.bench.task import Settings
+from dsprep.cache.folder import Size
 from dsprep.core.units import parse_nbytes
-from dsprep.errors import UsageError
+from dsprep.errors import UsageError, require
 from dsprep.reader import engines
 
 RATE = "samples_per_second"
-PARAMETERS = {
-    "buffer-size": "",
-    "transfer-size": "transfer_size",
-    "threads": "io_threads",
-    "ranks": "",
-    "stagger": "",
-    "batch-size": "",
-    "buffers": "buffers",
-    "repeats": "repeats",
-    "mini-epochs": "mini_epochs",
-    "engine": "engine",
-}
-"""What may be swept, and what the Reader calls it; empty: it has no such argument."""
 MOST = 64
 """Values of a sweep."""
 GAIN = 0.05
 """A value that is better by no more than this share is not worth a larger setting."""
 
 
-def parse(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return the parameter and its values as the user would write them, rising.
+def parse_count(text: str) -> int:
+    """Return a count from 1 on."""
+    is_count = text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0
+    require(is_count, UsageError, f"{text[:40]!r} is not a count", expected="a count from 1 on")
+    return int(text)
+
+
+def _parse_buffer(text: str) -> tuple[bool, int]:
+    """Return whether a size of groups is in bytes, and its bytes or samples."""
+    is_bytes = not text.isdigit()
+    return is_bytes, (parse_nbytes if is_bytes else parse_count)(text)
+
+
+def _parse_engine(text: str) -> str:
+    expected = f"some of {','.join(engines.NAMES)}"
+    require(text in engines.NAMES, UsageError, f"{text!r} is not an engine", expected=expected)
+    return text
+
+
+PARAMETERS: dict[str, Callable[[str], Any]] = {
+    "buffer-size": _parse_buffer,
+    "transfer-size": parse_nbytes,
+    "tier-size": lambda text: str(Size.parse(text)),
+    "engine": _parse_engine,
+    **dict.fromkeys(
+        ("threads", "ranks", "batch-size", "buffers", "repeats", "mini-epochs"), parse_count
+    ),
+    **dict.fromkeys(("stagger", "readers-per-node", "epochs"), parse_count),
+}
+"""The details, and what gives the amount that a value means."""
+
+AS_WRITTEN = ("buffer-size", "tier-size", "engine")
+"""Those whose values stay text."""
+
+
+def parse(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name of a detail, and its settings by the values as written, rising.
 
     >>> parse("threads=4,1,2")
-    ('threads', ('1', '2', '4'))
+    ('threads', {'1': 1, '2': 2, '4': 4})
     """
-    parameter, _, listed = text.strip().removeprefix("--").partition("=")
+    name, _, listed = text.strip().removeprefix("--").partition("=")
     values = [value.strip() for value in listed.split(",")]
-    if parameter not in PARAMETERS or not listed or len(values) > MOST:
-        expected = "PARAMETER=VALUE,VALUE,..., of " + ", ".join(PARAMETERS)
-        raise UsageError(f"{text[:200]!r} is not a sweep", expected=expected)
-    amounts = {value: amount(parameter, value) for value in values}
-    if len(set(amounts.values())) < len(values):
-        raise UsageError("--sweep has a value twice", found=listed)
-    if parameter == "buffer-size" and len({_is_count(v) for v in values}) > 1:
-        raise UsageError("a buffer size is in samples or in bytes, not both", found=listed)
-    return parameter, tuple(sorted(values, key=amounts.__getitem__))
+    if name not in PARAMETERS or not listed or len(values) > MOST:
+        expected = "NAME=VALUE or NAME=VALUE,VALUE,..., of " + ", ".join(PARAMETERS)
+        raise UsageError(f"{text[:200]!r} is not a detail of --sweep", expected=expected)
+    amounts = {value: PARAMETERS[name](value) for value in values}
+    is_once = len(set(amounts.values())) == len(values)
+    require(is_once, UsageError, "--sweep has a value twice", found=listed)
+    is_mixed = name == "buffer-size" and len({is_bytes for is_bytes, _ in amounts.values()}) > 1
+    words = "a buffer size is in samples or in bytes, not both"
+    require(not is_mixed, UsageError, words, found=listed)
+    rising = sorted(values, key=amounts.__getitem__)
+    return name, {v: v if name in AS_WRITTEN else amounts[v] for v in rising}
 
 
-def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 9
-
-
-def amount(parameter: str, value: str) -> int:
-    """Return the bytes or the count that a value means; of engines, which one it is."""
-    expected = "a count from 1 on"
-    if parameter == "engine":
-        if value in engines.NAMES:
-            return engines.NAMES.index(value)
-        expected = f"some of {','.join(engines.NAMES)}"
-    elif parameter == "transfer-size" or (parameter == "buffer-size" and not _is_count(value)):
-        return parse_nbytes(value)
-    elif _is_count(value) and int(value) > 0:
-        return int(value)
-    raise UsageError(f"{value!r} is not a value of --{parameter}", expected=expected)
+def points(settings: Settings, texts: Sequence[str]) -> tuple[str, list[tuple[str, Settings]]]:
+    """Return what is swept, empty if nothing is, and each of its values with all settings."""
+    swept, values = "", dict[str, Any]()
+    for text in texts:
+        name, known = parse(text)
+        if len(known) > 1:
+            fix = "run the command for each"
+            require(not swept, UsageError, f"--sweep varies {swept} and {name}", fix=fix)
+            swept, values = name, known
+        else:
+            settings = replace(settings, **{name.replace("-", "_"): next(iter(known.values()))})
+    if not swept:
+        return "", [("", settings)]
+    key = swept.replace("-", "_")
+    return swept, [(value, replace(settings, **{key: known})) for value, known in values.items()]
 
 
 def knee(rows: Sequence[Row]) -> str | None:
@@ -88,7 +114,7 @@ def knee(rows: Sequence[Row]) -> str | None:
 
 def words(report: BenchReport) -> str:
     """Return which setting to use, strategy by strategy, dsprep's first."""
-    parameter, lines = report.swept, []
+    lines = []
     for name, rows in sorted(tables(report).items(), key=lambda item: item[0] != "dsprep"):
         rates = {row.value: row.median(RATE) or 0.0 for row in rows if not row.failure}
         if name in (LIMIT, DUMMY) or len(rates) < 2:
@@ -97,11 +123,8 @@ def words(report: BenchReport) -> str:
         if value not in rates:
             lines.append(f"{name}: no knee was reached; sweep further, or raise --repeat.")
             continue
-        called = PARAMETERS.get(parameter) if name in THROTTLED else ""
-        shown = f'"{value}"' if parameter == "engine" else amount(parameter, value)
-        reader = f" (Reader: {called}={shown})" if called else ""
         lines.append(
-            f"{name}: use --{parameter} {value}{reader}: {digits(rates[value])} samples/s; no "
-            f"later value gains more than {GAIN:.0%} or the spread."
+            f"{name}: use {report.swept}={value}: {digits(rates[value])} samples/s; no later value "
+            f"gains more than {GAIN:.0%} or the spread."
         )
     return " ".join(lines)

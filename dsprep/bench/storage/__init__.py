@@ -21,8 +21,7 @@ import numpy as np
 from dsprep.bench.evidence import Evidence, largest, weakest
 from dsprep.bench.machine import describe
 from dsprep.bench.reading import Progress
-from dsprep.bench.scratch.folder import check_free
-from dsprep.bench.scratch.planning import BUFFER
+from dsprep.bench.scratch import BUFFER, check_free
 from dsprep.bench.storage import worker
 from dsprep.bench.storage.worker import FILE_NBYTES, FILES, Done, Job
 from dsprep.core.units import show_binary_nbytes

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from dsprep.bench.strategies.base import Opener
-from dsprep.errors import UsageError
+from dsprep.errors import UsageError, require
 
 Container: TypeAlias = Literal["files", "source", "groups", "hdf5", "lmdb", "tfrecord", "zarr"]
 """The form of the dataset that a strategy reads.
@@ -43,7 +43,7 @@ class Entry:
     def missing(self) -> str:
         """Which packages are missing, and how to install them; empty if none is."""
         names = [p for p in self.packages if find_spec(p) is None]
-        return f"{ABSENT}: pip install {' '.join(names)}" if names else ""
+        return f"not installed: pip install {' '.join(names)}" if names else ""
 
     def check(self, name: str) -> None:
         """Raise `UsageError` if the strategy, called `name`, is in a file that is not there."""
@@ -63,9 +63,6 @@ LIMIT = "pread-limit"
 DUMMY = "dummy"
 MET = "met"
 IN_PLACE = "in-place"
-
-ABSENT = "not installed"
-"""What begins the words for a strategy whose packages are missing; that is no failure."""
 
 STRATEGIES: dict[str, Entry] = {
     LIMIT: Entry(
@@ -173,8 +170,20 @@ datasets that these cannot read as they are."""
 TIERED = tuple(name for name, entry in STRATEGIES.items() if entry.tier)
 """Those with a cache on a fast tier."""
 
-THROTTLED = ("dsprep", "provenance", *TIERED)
-"""Those whose reads of the capacity tier can be throttled."""
+
+def peers() -> tuple[str, ...]:
+    """Return the loaders of other projects, of `examples/peers`, whose package is installed.
+
+    Raises
+    ------
+    UsageError
+        If the examples are not here.
+    """
+    folder = Path(__file__).parents[3] / "examples" / "peers"
+    fix = "take them from the repository: -s examples/peers/use_lance.py:make"
+    require(folder.is_dir(), UsageError, "the examples are not here", where=folder, fix=fix)
+    files = sorted(folder.glob("use_*.py"))
+    return tuple(f"{p}:make" for p in files if find_spec(p.stem.removeprefix("use_")))
 
 
 def find(name: str) -> Entry:
@@ -191,6 +200,6 @@ def find(name: str) -> Entry:
     if name not in STRATEGIES:
         raise UsageError(
             f"{name!r} is not a strategy",
-            expected="FILE.py:FUNCTION, or one of " + ", ".join([*STRATEGIES, *SETS]),
+            expected="FILE.py:FUNCTION, or one of " + ", ".join([*STRATEGIES, *SETS, "peers"]),
         )
     return STRATEGIES[name]

@@ -7,14 +7,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from dsprep.bench.delays import DelayedEngine
 from dsprep.bench.strategies.base import Way
 from dsprep.bench.task import Drawn, Task
-from dsprep.cache.copier import Throttle
-from dsprep.core.units import parse_rate
 from dsprep.errors import UsageError
-from dsprep.reader.cached import CacheOptions
+from dsprep.planning.published import parse_storage
 from dsprep.reader.loader import Reader
 from dsprep.reader.pipeline import Settings
+
+BLOCK = 4 << 20
+"""Bytes that are copied to a cache at a time."""
 
 
 def buffer_size(task: Task) -> str | None:
@@ -22,23 +24,16 @@ def buffer_size(task: Task) -> str | None:
     return None if task.buffer_nbytes is None else f"{task.buffer_nbytes}B"
 
 
-class ThrottledReader(Reader):
-    """A Reader of storage that gives so many bytes per second.
+class DelayedReader(Reader):
+    """A Reader of an imitated storage."""
 
-    What is copied to a cache, and what is read past it, share them.
-    """
-
-    def __init__(self, *arguments: Any, bandwidth: float, **more: Any) -> None:
-        self._throttle = Throttle(bandwidth)
+    def __init__(self, *arguments: Any, task: Task, **more: Any) -> None:
+        self._task = task
         super().__init__(*arguments, **more)
 
-    def cache_options(self, threads: int) -> CacheOptions | None:
-        """Return the options of the cache, with this throttle."""
-        options = super().cache_options(threads)
-        return None if options is None else replace(options, throttle=self._throttle)
-
     def _set_up(self, comm: Any) -> Settings:
-        return replace(super()._set_up(comm), drawn=self._throttle.take)
+        settings = super()._set_up(comm)
+        return replace(settings, engine=DelayedEngine(settings.engine, self._task))
 
 
 def open_reader(task: Task, resources: ExitStack, *, passes: int = 1, **more: Any) -> Way:
@@ -59,11 +54,11 @@ def open_reader(task: Task, resources: ExitStack, *, passes: int = 1, **more: An
         "engine": task.engine,
         **more,
     }
-    if task.tier_bandwidth is None:
-        reader = Reader(task.path, task.batch_size, **arguments)
-    else:
-        rate = parse_rate(task.tier_bandwidth)
-        reader = ThrottledReader(task.path, task.batch_size, bandwidth=rate, **arguments)
+    reader = (
+        Reader(task.path, task.batch_size, **arguments)
+        if task.storage is None
+        else DelayedReader(task.path, task.batch_size, task=task, **arguments)
+    )
     resources.callback(reader.close)
     if reader.choice.engine != arguments["engine"]:  # figures would be of another engine
         raise UsageError(f"the engine does not work here: {reader.choice.why}")
@@ -92,8 +87,8 @@ def open_reader(task: Task, resources: ExitStack, *, passes: int = 1, **more: An
             stalled=sum(s.stall_seconds for s in stats),
         )
 
-    has_tiers = task.tier is not None or task.tier_bandwidth is not None
-    return Way(epoch, steps=steps if passes > 1 else None, drawn=drawn if has_tiers else None)
+    has_tier = task.tier is not None
+    return Way(epoch, steps=steps if passes > 1 else None, drawn=drawn if has_tier else None)
 
 
 def open_provenance(task: Task, resources: ExitStack) -> Way:
@@ -105,10 +100,15 @@ def open_provenance(task: Task, resources: ExitStack) -> Way:
     return open_reader(task, resources, shuffle="global", data=task.data, subset=task.numbers)
 
 
-def open_cache(task: Task, resources: ExitStack, *, anew: bool = False) -> Way:
+def open_cache(task: Task, resources: ExitStack, *, anew: bool = False, **more: Any) -> Way:
     """Open a Reader with a cache on the fast tier, or with one of this opening alone."""
-    folder = task.own_folder if anew else task.tier_folder
-    return open_reader(task, resources, cache=folder, cache_size=task.tier_size)
+    tier: dict[str, Any] = {"cache": task.own_folder if anew else task.tier_folder}
+    tier["cache_size"] = task.tier_size
+    if task.storage is not None:  # as much as its threads would copy
+        figures = parse_storage(task.storage)
+        rate, total = task.threads * BLOCK / figures.alone(BLOCK), figures.total_bytes_per_second
+        tier["cache_bandwidth"] = int(rate if total is None else min(rate, total / task.world_size))
+    return open_reader(task, resources, **tier, **more)
 
 
 def open_met(task: Task, resources: ExitStack) -> Way:
@@ -118,6 +118,9 @@ def open_met(task: Task, resources: ExitStack) -> Way:
     et al., PDSW 2021, section III.
     """
     epochs, passes = task.warmup + task.epochs + 1, task.mini_epochs * task.repeats
-    parts = {"mini_epochs": task.mini_epochs, "repeats": task.repeats, "epochs": epochs}
-    tier = {"cache": task.tier_folder, "cache_size": task.tier_size}
-    return open_reader(task, resources, passes=passes, **tier, **parts)
+    parts: dict[str, Any] = {
+        "mini_epochs": task.mini_epochs,
+        "repeats": task.repeats,
+        "epochs": epochs,
+    }
+    return open_cache(task, resources, passes=passes, **parts)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dsprep.core.schema import Schema
-from dsprep.formats.base import Format, Source
+from dsprep.formats.base import Source
 from dsprep.formats.options import WriteOptions
 from dsprep.sidecar.spec import Content
 from dsprep.source.from_sidecar import SidecarSource
@@ -48,17 +48,15 @@ def options_of(name: str, schema: Schema, samples: int) -> WriteOptions:
     return WriteOptions(chunk=chunk, zarr_shard=0 if few else chunk * ZARR_SHARD)
 
 
-def is_readable(name: str, source: Source, files: Sequence[Path], format: Format) -> bool:
+def is_readable(name: str, source: Source, files: Sequence[Path], format: str) -> bool:
     """Return whether a whole dataset is one file of the format `name` that strategies can read.
 
     A file that was repacked is not: it is the result, not what users have.
     """
-    if len(files) != 1 or format.name != name:
+    if len(files) != 1 or format != name or (name == "zarr" and not files[0].is_dir()):
         return False
     content = source.sidecar.content if isinstance(source, SidecarSource) else None
     if content is not None and any("groups" in layout for layout in content.layouts):
-        return False
-    if name == "zarr" and not files[0].is_dir():
         return False
     written = content is not None and "source" in content.lineage and bool(content.layouts)
     if content is not None and written and not content.reading:  # by dsprep, and read as written

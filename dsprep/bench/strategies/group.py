@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.bench.delays import DelayedEngine
 from dsprep.bench.strategies.base import Way
 from dsprep.bench.strategies.dsprep_reader import buffer_size
 from dsprep.bench.task import Task
@@ -36,7 +37,7 @@ def open_group(task: Task, resources: ExitStack) -> Way:
     )
     filler = Filler(sidecar, sidecar.schema.names, min(task.batch_size, max(1, len(sidecar))))
     settings = Settings(
-        engine=make("buffered"),
+        engine=DelayedEngine(make("buffered"), task),
         threads=1,
         buffers=1,
         unit_samples=int(np.diff(edges).max(initial=1)) * mixed,

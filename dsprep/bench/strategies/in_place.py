@@ -1,12 +1,13 @@
 """The files as they are, as a plain training script reads them before anything is prepared.
 
-Tar shards are read one after another, shuffled in a buffer; images are files that are opened and
-read; arrays of HDF5 (netCDF-4), Zarr and NumPy are indexed by their own library, in files that stay
-open. What has no such plain way is read sample by sample as dsprep finds it.
+Tar shards are read one after another, shuffled in a buffer; arrays of HDF5 (netCDF-4), Zarr and
+NumPy are indexed by their own library, in files that stay open. All else, such as images, is read
+sample by sample as dsprep finds it.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import re
@@ -20,11 +21,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dsprep.bench.delays import Delay, DelayedFile, delay_of
 from dsprep.bench.strategies.base import Way
+from dsprep.bench.sums import nbytes_of
 from dsprep.bench.task import Task
 from dsprep.core.schema import Array, Batch, Column, Field, Ints, Ragged, concatenate
 from dsprep.formats.base import Source
-from dsprep.layout.model import Given
 from dsprep.source.dataset import open_dataset
 from dsprep.source.many import Dataset
 
@@ -37,41 +39,32 @@ MAX_OPEN = 512
 BUFFER, ROOM = 1000, 256 << 20
 """Samples, and bytes, of the shuffle buffer at most."""
 
+ARRAYS = ("hdf5", "numpy", "zarr")
+"""Formats whose libraries give arrays."""
+
+AHEAD = 1 << 20
+"""Bytes of a tar shard that are read at a time."""
+
 _MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")
 _META = re.compile(r"__[^/]*__(/|$)")
 
 
 def open_in_place(task: Task, resources: ExitStack) -> Way:
     """Open all files of the dataset as a plain script reads them, shuffled."""
-    source = _opened(task, resources)
+    source, delay = _opened(task, resources), delay_of(task)
     numbers = np.arange(task.samples) if task.numbers is None else task.numbers
     fields = {f.name: f.name for f in task.schema} | {s.name: s.path for s in task.reading.fields}
     format, locate = source.format, source.locate
 
-    def steps(epoch: int) -> Iterator[Ints]:
-        return (numbers[indices] for indices in task.batches(epoch))
+    def batch(item: list[Contents]) -> Batch:
+        """Return the contents of members of shards as fields."""
+        return {f.name: _column([own[fields[f.name]] for _, own in item], f) for f in task.schema}
 
     if format == "webdataset":
         source.close()  # what is read is not to be in its library already
-        return Way(partial(_from_shards, task, numbers, locate), len, _as_batch(task, fields, {}))
-    if format == "images" and len(source.files()) == 1:
-        layout, root = source.extents(), source.path
-        files = {
-            fields.get(name, name): [root / os.fsdecode(own.names[i]) for i in range(len(source))]
-            for name, own in layout.files.items()
-        }
-        source.close()
-
-        def from_files(epoch: int) -> Iterator[list[Contents]]:
-            for chosen in steps(epoch):
-                yield [
-                    (i, {name: paths[i].read_bytes() for name, paths in files.items()})
-                    for i in chosen.tolist()
-                ]
-
-        return Way(from_files, len, _as_batch(task, fields, layout.given))
-    if format in _ARRAYS and not source.schema.ragged:
-        opened = lru_cache(MAX_OPEN)(_ARRAYS[format])
+        return Way(partial(_from_shards, task, numbers, locate), len, batch)
+    if format in ARRAYS and not source.schema.ragged:
+        opened = lru_cache(MAX_OPEN)(partial(_arrays, format=format))
         resources.callback(opened.cache_clear)
         source.close()  # or h5py shares what the library keeps for it, such as its cache
         if _has_arrays(source, opened, fields):
@@ -79,12 +72,14 @@ def open_in_place(task: Task, resources: ExitStack) -> Way:
                 opened.cache_clear()
 
             def from_arrays(epoch: int) -> Iterator[Batch]:
-                for chosen in steps(epoch):
+                for step in task.batches(epoch):
                     rows: dict[str, list[Array]] = {name: [] for name in fields}
-                    for file, row in map(locate, chosen.tolist()):
+                    for file, row in map(locate, numbers[step].tolist()):
                         arrays = opened(file)
                         for name, path in fields.items():
-                            rows[name].append(arrays[path][row])
+                            value = np.asarray(arrays[path][row])
+                            delay(value.nbytes, 1)
+                            rows[name].append(value)
                     yield {f.name: np.stack(rows[f.name], dtype=f.dtype) for f in task.schema}
 
             return Way(from_arrays)
@@ -93,8 +88,12 @@ def open_in_place(task: Task, resources: ExitStack) -> Way:
         source.max_open = MAX_OPEN
 
     def by_source(epoch: int) -> Iterator[Batch]:
-        for chosen in steps(epoch):
-            yield concatenate(task.schema, [source.read(i, i + 1) for i in chosen.tolist()])
+        for step in task.batches(epoch):
+            samples = []
+            for i in numbers[step].tolist():
+                samples.append(source.read(i, i + 1))
+                delay(nbytes_of(samples[-1]), 1)
+            yield concatenate(task.schema, samples)
 
     return Way(by_source)
 
@@ -103,23 +102,6 @@ def _opened(task: Task, resources: ExitStack) -> Source:
     source = open_dataset(list(task.files), task.reading, through="library")
     resources.callback(source.close)
     return source
-
-
-def _as_batch(
-    task: Task, fields: Mapping[str, str], given: Mapping[str, Given]
-) -> Callable[[Any], Batch]:
-    """Return what gives the contents of files as fields."""
-
-    def batch(item: list[Contents]) -> Batch:
-        indices = np.array([index for index, _ in item], np.int64)
-        return {
-            f.name: given[f.name].at(indices, f)
-            if f.name in given
-            else _column([contents[fields[f.name]] for _, contents in item], f)
-            for f in task.schema
-        }
-
-    return batch
 
 
 def _has_arrays(
@@ -150,32 +132,35 @@ def _from_shards(
         mine.setdefault(path, {})[index] = number
     shards = [*mine.items()]
     rng.shuffle(shards)
-    keys_as = task.reading.keys_as
-    samples = _shuffled((s for each in shards for s in _in_shard(*each, keys_as)), rng)
+    how = task.reading.keys_as, delay_of(task)
+    samples = _shuffled((s for each in shards for s in _in_shard(*each, *how)), rng)
     while step := [*islice(samples, task.batch_size)]:
         yield step
 
 
-def _in_shard(path: Path, numbers: Mapping[int, int], keys_as: str | None) -> Iterator[Contents]:
+def _in_shard(
+    path: Path, numbers: Mapping[int, int], keys_as: str | None, delay: Delay
+) -> Iterator[Contents]:
     key, index, last = "", -1, max(numbers)
     contents: dict[str, bytes] = {}
-    with tarfile.open(path, "r|") as archive:
+    file = io.BufferedReader(DelayedFile(path, delay), AHEAD)
+    with file, tarfile.open(fileobj=file, mode="r|") as archive:
         for member in archive:
             archive.members.clear()  # type: ignore[attr-defined]  # or it keeps all
-            found = _MEMBER.fullmatch(member.name)
-            if not found or not member.isfile() or _META.match(member.name):
+            name = _MEMBER.fullmatch(member.name)
+            if not name or not member.isfile() or _META.match(member.name):
                 continue
-            if found[1] != key:
+            if name[1] != key:
                 if index in numbers:
                     yield numbers[index], contents
-                key, index, contents = found[1], index + 1, {}
+                key, index, contents = name[1], index + 1, {}
                 if keys_as is not None:
                     contents[keys_as] = os.fsencode(key)
                 if index > last:
                     return
-            file = archive.extractfile(member) if index in numbers else None
-            if file is not None:
-                contents[found[2].lower()] = file.read()
+            content = archive.extractfile(member) if index in numbers else None
+            if content is not None:
+                contents[name[2].lower()] = content.read()
     if index in numbers:
         yield numbers[index], contents
 
@@ -183,14 +168,14 @@ def _in_shard(path: Path, numbers: Mapping[int, int], keys_as: str | None) -> It
 def _shuffled(samples: Iterator[Contents], rng: random.Random) -> Iterator[Contents]:
     """Yield samples in the order in which they leave a buffer, each from any place in it."""
     buffer: list[Contents] = []
-    held = 0
+    nbytes = 0
     for sample in samples:
         buffer.append(sample)
-        held += sum(map(len, sample[1].values()))
-        if len(buffer) > BUFFER or held > ROOM:
+        nbytes += sum(map(len, sample[1].values()))
+        if len(buffer) > BUFFER or nbytes > ROOM:
             at = rng.randrange(len(buffer))
             buffer[at], buffer[-1] = buffer[-1], buffer[at]
-            held -= sum(map(len, buffer[-1][1].values()))
+            nbytes -= sum(map(len, buffer[-1][1].values()))
             yield buffer.pop()
     rng.shuffle(buffer)
     yield from buffer
@@ -205,22 +190,6 @@ def _column(contents: list[bytes], field: Field) -> Column:
     return Ragged.from_lengths(values, lengths, field.kind)
 
 
-def _hdf5(path: Path) -> Mapping[str, Any]:
-    import h5py
-
-    return _Members(h5py.File(path, "r"))
-
-
-def _zarr(path: Path) -> Mapping[str, Any]:
-    import zarr
-
-    return _Members(zarr.open_group(path, mode="r"))
-
-
-def _npy(path: Path) -> Mapping[str, Any]:
-    return {path.stem: np.load(path, mmap_mode="r")}
-
-
 class _Members(dict[str, Any]):
     """The arrays of a file or store, opened once."""
 
@@ -233,8 +202,14 @@ class _Members(dict[str, Any]):
         return self[path]
 
 
-_ARRAYS: dict[str, Callable[[Path], Mapping[str, Any]]] = {
-    "hdf5": _hdf5,
-    "numpy": _npy,
-    "zarr": _zarr,
-}
+def _arrays(path: Path, format: str) -> Mapping[str, Any]:
+    """Return the arrays of a file by name, as the library of its format has them."""
+    if format == "numpy":
+        return {path.stem: np.load(path, mmap_mode="r")}
+    if format == "zarr":
+        import zarr
+
+        return _Members(zarr.open_group(path, mode="r"))
+    import h5py
+
+    return _Members(h5py.File(path, "r"))

@@ -5,24 +5,21 @@ Their items are numbers of samples.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
-from itertools import islice
-from queue import SimpleQueue
 from typing import TypeAlias
 
 import numpy as np
 
+from dsprep.bench.delays import delay_of
 from dsprep.bench.strategies.base import Way
 from dsprep.bench.task import Task
 from dsprep.core.schema import Bytes, Ints
 from dsprep.errors import UsageError
 from dsprep.layout.as_json import file_path
-from dsprep.reader.engines import Engine, make
+from dsprep.reader.engines import make
 from dsprep.reader.memory import Pool
 from dsprep.reader.order import share
 from dsprep.reader.units import group_edges
@@ -33,9 +30,6 @@ from dsprep.storage.scatter import one_range
 
 _ALIGN = 64 << 10
 """Bytes at whose multiples buffers begin: whole blocks of direct reads."""
-
-Call: TypeAlias = Callable[[], None]
-"""Reads a part of a group."""
 
 Extents: TypeAlias = list[tuple[int, tuple[int, str], int, int]]
 """Of groups: samples, the number of the file entry and the path below it, offset and bytes."""
@@ -81,16 +75,6 @@ def _between(
             yield i, high - low, offset + first, last - first
 
 
-@dataclass(eq=False)
-class Group:
-    """A group under way."""
-
-    samples: int
-    buffer: Bytes  # where its bytes go
-    left: int  # parts that are not in memory yet
-    end: int = 0  # samples that are in memory when it is
-
-
 def open_dummy(task: Task, resources: ExitStack) -> Way:
     """Open nothing, as with the dummy data of SC18's CosmoFlow: what is left is not I/O."""
     return Way(lambda number: map(len, task.batches(number)), int)
@@ -106,110 +90,61 @@ def open_limit(task: Task, resources: ExitStack) -> Way:
     there are buffers.
     """
     sidecar = resources.enter_context(Sidecar.open(task.path))
-    extents = groups_of(sidecar)
-    engine = make(task.engine)
+    extents, engine, delay = groups_of(sidecar), make(task.engine), delay_of(task)
     largest, count = max((n for *_, n in extents), default=1), max(task.buffers, task.threads)
     pool = Pool(-(-(largest + 2 * _ALIGN) // _ALIGN) * _ALIGN, count)
     buffers = [pool.take(0, lambda: False)[1] for _ in range(count)]
     for buffer in buffers:
         buffer[::4096] = 0
+    threads = resources.enter_context(ThreadPoolExecutor(task.threads))
 
-    def cut(where: tuple[int, str], offset: int, nbytes: int, buffer: Bytes) -> list[Call]:
-        """Cut a group into as many parts as there are threads, unless they get too small."""
-        file, low = sidecar.open_file(*where), offset // _ALIGN * _ALIGN
-        calls: list[Call] = []
+    def read(file: Handle, start: int, into: Bytes) -> None:
+        """Read a part of a group, by calls of so many bytes at most."""
+        step = task.transfer_size or max(1, len(into))
+        for at in range(0, len(into), step):
+            part = into[at : at + step]
+            if engine.name == "direct":
+                places = np.array([[part.ctypes.data, len(part)]], np.int64)
+                engine.read_runs(file, one_range(start + at, places))
+            else:
+                file.pread_into(part, start + at)
+            delay(len(part), 1)
+
+    def begin(i: int, offset: int, nbytes: int, buffer: Bytes) -> list[Future[None]]:
+        """Begin to read a group, in as many parts as there are threads, unless they are small."""
+        file, low = sidecar.open_file(*extents[i][1]), offset // _ALIGN * _ALIGN
+        reads = []
         for at, part in shared(offset, np.array([[0, nbytes]], np.int64), task.threads, _ALIGN):
             end = at + int(part[:, 1].sum())
             if engine.name == "direct":  # whole blocks, which the device writes to their place
                 at, end = at // _ALIGN * _ALIGN, min(file.nbytes, -(-end // _ALIGN) * _ALIGN)
-            into = buffer[at - low : end - low]
-            calls.append(partial(_read, engine, file, at, into, task.transfer_size))
-        return calls
+            reads.append(threads.submit(read, file, at, buffer[at - low : end - low]))
+        return reads
 
     def epoch(number: int) -> Iterator[int]:
         mine = share(task.samples, task.world_size, task.rank, task.batch_size, "ragged")
         order = np.random.default_rng([task.seed, number]).permutation(len(extents))
         groups = _between(extents, order, mine.start, mine.start + mine.own)
-        jobs = ((samples, partial(cut, extents[i][1], at, n)) for i, samples, at, n in groups)
-        return _steps(jobs, mine.sizes(0, mine.steps).tolist(), buffers, task.threads)
+        coming = deque[tuple[int, list[Future[None]], Bytes]]()
+        loaded = deque[tuple[int, Bytes]]()  # the last position of groups in memory
+        free, have, requested = deque(buffers), 0, 0
+        try:
+            for size in mine.sizes(0, mine.steps).tolist():
+                requested += size
+                while have < requested or (loaded and loaded[0][0] <= requested):
+                    while loaded and loaded[0][0] <= requested:
+                        free.append(loaded.popleft()[1])
+                    while free and (group := next(groups, None)) is not None:
+                        i, samples, at, nbytes = group
+                        coming.append((samples, begin(i, at, nbytes, free[0]), free.popleft()))
+                    if have < requested:
+                        samples, reads, buffer = coming.popleft()
+                        for each in reads:
+                            each.result()
+                        have += samples
+                        loaded.append((have, buffer))
+                yield size
+        finally:
+            wait([each for _, reads, _ in coming for each in reads if not each.cancel()])
 
     return Way(epoch, int)
-
-
-def _steps(
-    jobs: Iterator[tuple[int, Callable[[Bytes], list[Call]]]],
-    sizes: list[int],
-    buffers: list[Bytes],
-    count: int,
-) -> Iterator[int]:
-    """Yield the number of samples of each step, once that many are in memory.
-
-    `jobs` are groups: their samples, and what gives the parts that so many threads read.
-    """
-    work: SimpleQueue[tuple[Group, Call] | None] = SimpleQueue()
-    done: SimpleQueue[Group | BaseException] = SimpleQueue()
-
-    def start(buffer: Bytes) -> None:
-        for samples, cut in islice(jobs, 1):
-            calls = cut(buffer)
-            group = Group(samples, buffer, len(calls))
-            for call in calls:
-                work.put((group, call))
-
-    threads = [threading.Thread(target=_work, args=(work, done), daemon=True) for _ in range(count)]
-    try:
-        for thread in threads:
-            thread.start()
-        for buffer in buffers:
-            start(buffer)
-        loaded: deque[Group] = deque()  # in memory
-        have = requested = 0
-        for size in sizes:
-            requested += size
-            while True:
-                while loaded and loaded[0].end <= requested:
-                    start(loaded.popleft().buffer)
-                if have >= requested:
-                    break
-                read = done.get()
-                if isinstance(read, BaseException):
-                    raise read
-                read.left -= 1
-                if not read.left:
-                    have = read.end = have + read.samples
-                    loaded.append(read)
-            yield size
-    finally:
-        while not work.empty():
-            work.get()
-        for _ in threads:
-            work.put(None)
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
-
-
-def _read(engine: Engine, file: Handle, start: int, into: Bytes, transfer: int | None) -> None:
-    """Read a part of a group, by calls of so many bytes at most."""
-    step = transfer or max(1, len(into))
-    for at in range(0, len(into), step):
-        part = into[at : at + step]
-        if engine.name == "direct":
-            places = np.array([[part.ctypes.data, len(part)]], np.int64)
-            engine.read_runs(file, one_range(start + at, places))
-        else:
-            file.pread_into(part, start + at)
-
-
-def _work(
-    work: SimpleQueue[tuple[Group, Call] | None], done: SimpleQueue[Group | BaseException]
-) -> None:
-    """Read parts until there is None."""
-    while (part := work.get()) is not None:
-        group, read = part
-        try:
-            read()
-        except BaseException as error:
-            done.put(error)
-            return
-        done.put(group)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.bench.delays import delay_of
 from dsprep.bench.strategies.base import Way
 from dsprep.bench.task import Task
 from dsprep.core.schema import Batch, Ints
@@ -47,13 +48,14 @@ def _transaction(task: Task, resources: ExitStack) -> Any:
 
 def _decoder(task: Task) -> Callable[[Sequence[Any]], Batch]:
     """Return what copies the samples of some records out of the mapping."""
-    values = Values(task.schema)
+    values, delay = Values(task.schema), delay_of(task)
 
     def label(i: int) -> str:
         return f"{task.path}, record {i} of a batch"
 
     def decoded(records: Sequence[Any]) -> Batch:
         lengths = np.fromiter(map(len, records), np.int64, len(records))
+        delay(int(lengths.sum()), len(records))
         if values.ragged:
             data = np.frombuffer(b"".join(records), np.uint8)
             return values.decode(data, offsets_of(lengths)[:-1], lengths, label)

@@ -36,7 +36,7 @@ def find_function(text: str) -> Callable[..., Any]:
             expected="FILE.py:FUNCTION or MODULE:FUNCTION, a function that returns an iterable",
         ) from error
     if not callable(function):
-        raise UsageError(f"{text} is no function", found=type(function).__name__)
+        raise UsageError(f"{text} is not a function", found=type(function).__name__)
     return function
 
 

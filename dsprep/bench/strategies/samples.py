@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.bench.delays import delay_of
 from dsprep.bench.strategies.base import Way
 from dsprep.bench.task import Task
 from dsprep.core.schema import Array, Column, Field, Ints, Ragged
@@ -29,7 +30,7 @@ class Stored:
     """A field in an open `h5py.File` or `zarr.Group`; `values` is the library's array of it."""
 
     def __init__(self, root: Any, field: Field, task: Task) -> None:
-        self.field = field
+        self.field, self._delay = field, delay_of(task)
         where = f"{task.path}, {field.name}"
         try:
             node = root[field.name]
@@ -55,11 +56,12 @@ class Stored:
 
     def read(self, index: int) -> Array:
         """Return the stored rows of a sample, or its row of a fixed field."""
-        if not self.field.ragged:
-            row: Array = self.values[index]
-            return row
-        first = int(self._first[index])
-        rows: Array = self.values[first : first + int(self._count[index])]
+        place: int | slice = index
+        if self.field.ragged:
+            first = int(self._first[index])
+            place = slice(first, first + int(self._count[index]))
+        rows: Array = self.values[place]
+        self._delay(rows.nbytes, 1)
         return rows
 
     def sample(self, index: int) -> Array:
@@ -80,6 +82,7 @@ class Stored:
             room.append(self.read(index))
         elif self._is_direct:
             self.values.read_direct(room[at : at + 1], slice(index, index + 1))
+            self._delay(room[at].nbytes, 1)
         else:
             room[at] = self.read(index)
 

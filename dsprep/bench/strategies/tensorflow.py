@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.bench.delays import delay_of
 from dsprep.bench.strategies.base import Way, iterated
 from dsprep.bench.strategies.samples import Stored
 from dsprep.bench.task import Task
@@ -179,6 +180,16 @@ def open_records(task: Task, resources: ExitStack) -> Way:
     records = tf.data.TFRecordDataset(str(task.path), buffer_size=READ_NBYTES)
     if task.world_size > 1:
         records = records.shard(task.world_size, task.rank)
+    if task.storage is not None:
+        delay = delay_of(task)
+
+        def late(read: Any) -> Any:
+            delay(sum(map(len, read)), 1)
+            return read
+
+        read = records.batch(max(1, READ_NBYTES // nbytes))
+        read = read.map(lambda r: tf.ensure_shape(tf.numpy_function(late, [r], tf.string), [None]))
+        records = read.unbatch()
     batches = records.shuffle(buffer, seed=int(seed)).batch(task.batch_size)
     batches = batches.map(parse, num_parallel_calls=auto).prefetch(auto)
     return _way(task, lambda number: iterated(batches))

@@ -59,7 +59,7 @@ def storage(
         workers = workers or getattr(executor, "present", 0) or workers_of(executor)
     elif (workers or 1) > 1 and not dry_run:
         raise UsageError("--workers are processes", fix="add --executor, or take --streams")
-    counts = {sweeping.amount("streams", n.strip()) for n in streams.split(",")} if streams else ()
+    counts = {sweeping.parse_count(n.strip()) for n in streams.split(",")} if streams else ()
     how = {"seconds": seconds, "engine": engine}
     plan = plan_storage(folder, opt.nbytes_of(size), sorted(counts), workers or 1, **how)
     written = f"{show_binary_nbytes(plan.nbytes)} and {FILES:,} small files"

@@ -193,9 +193,9 @@ def _steps_of(task: Task, roots: int) -> int:
 def _records_of(task: Task, resources: ExitStack, level: int) -> Records:
     """Return what reads records, as a level does it."""
     if level >= PROV:
-        return explicit(task.path, computed(task.path, resources), task.transfer_size, resources)
-    cursor = Cursor(task.path, task.samples, level >= DM)
+        return explicit(task, computed(task.path, resources), resources)
+    cursor = Cursor(task, level >= DM)
     resources.callback(cursor.close)
     if level >= DIO:
-        return explicit(task.path, cursor.offsets, task.transfer_size, resources)
+        return explicit(task, cursor.offsets, resources)
     return cursor.read

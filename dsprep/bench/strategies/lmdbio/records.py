@@ -14,7 +14,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dsprep.bench.delays import delay_of
 from dsprep.bench.strategies.lmdb_samples import opened
+from dsprep.bench.task import Task
 from dsprep.core.schema import Bytes, Ints
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.lmdb import data_file
@@ -50,18 +52,16 @@ class Cursor:
 
     Parameters
     ----------
-    path
-        The environment.
-    samples
-        Its records.
+    task
+        Whose environment it is.
     jumps
         Whether it goes to a record by its key, not record by record.
     """
 
-    def __init__(self, path: Path, samples: int, jumps: bool) -> None:
-        self._path, self._jumps = path, jumps
-        self._keys = plan_keys(WriteOptions().key_format, samples)
-        self._env = opened(path)
+    def __init__(self, task: Task, jumps: bool) -> None:
+        self._path, self._jumps, self._delay = task.path, jumps, delay_of(task)
+        self._keys = plan_keys(WriteOptions().key_format, task.samples)
+        self._env = opened(task.path)
         self._transaction = self._env.begin(buffers=True)
         self._cursor = self._transaction.cursor()
         self._at: int | None = None  # the record that the cursor is at
@@ -93,6 +93,7 @@ class Cursor:
         with turn():
             values = self.values(first, stop)
             lengths = np.array([len(v) for v in values], np.int64)
+            self._delay(int(lengths.sum()), len(values))
             head = 16 * len(values)
             out = memory(head + int(lengths.sum()))
             starts, sizes = table(out, len(values))
@@ -146,14 +147,9 @@ def computed(path: Path, resources: ExitStack) -> Offsets:
     return offsets
 
 
-def explicit(
-    path: Path, source: Offsets, transfer_size: int | None, resources: ExitStack
-) -> Records:
-    """Return what reads values by ``pread``: records near each other by one call.
-
-    A call reads `transfer_size` bytes at most.
-    """
-    file = data_file(path)
+def explicit(task: Task, source: Offsets, resources: ExitStack) -> Records:
+    """Return what reads values by ``pread``: records near each other by one call."""
+    file, delay = data_file(task.path), delay_of(task)
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     resources.callback(os.close, fd)
 
@@ -166,10 +162,11 @@ def explicit(
         at[:], sizes[:] = starts + done, lengths
         with turn():
             for low, high in ranges:
-                step = transfer_size or max(1, high - low)
+                step = task.transfer_size or max(1, high - low)
                 for a in range(low, high, step):
                     size = min(step, high - a)
                     pread_into(fd, out[done : done + size], a, file)
+                    delay(size, 1)
                     done += size
 
     return read

@@ -1,6 +1,6 @@
 """Hugging Face datasets: slices of a mapped Arrow file, not decoded (pip install datasets).
 
-    dsprep bench read DATA --warm -s dsprep -s examples/peers/use_arrow.py:make
+    dsprep bench read DATA --warm -s dsprep -s examples/peers/use_datasets.py:make
 
 Slices are the fast way: a shuffled dataset is an order of magnitude slower
 (https://huggingface.co/docs/datasets/about_mapstyle_vs_iterable).
