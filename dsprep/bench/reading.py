@@ -121,14 +121,9 @@ def plan_read(
     notes = [LEFT_OUT] if isinstance(first, StorePath) and not requested else []
     for _, one in points:
         _check(one, names, swept)
-    most = None
-    if settings.storage is not None and limit is None:
-        seconds = parse_storage(settings.storage).alone(0)
-        most = int(PATIENCE / seconds) if seconds else None
-        notes += [f"the first {most:,} samples are read at most; --limit all reads them"] * (
-            most is not None
-        )
-    limit = limit or f"{LIMIT_NBYTES}B"
+    nbytes, most = _limits(settings, limit)
+    if most is not None:
+        notes.append(f"the first {most:,} samples are read at most; --limit all reads them")
     needed = dict.fromkeys(find(name).container for name in names if not find(name).missing)
     plans = list[scratch.Preparation]()
     for _, one in points:
@@ -138,7 +133,7 @@ def plan_read(
             tuple(needed),
             folder=folder,
             into=plans[0].folder if plans else None,
-            limit=None if limit == "all" else parse_nbytes(limit),
+            limit=nbytes,
             most=most,
             buffer_size=one.buffer_size,
         )
@@ -260,6 +255,14 @@ def usual(format: str, stored: bool = False) -> tuple[str, ...]:
     if stored:
         return ("group", "group-db", "dsprep")
     return (IN_PLACE, *TODAY.get(format, ())[:2], "provenance", "group", "group-db", "dsprep")
+
+
+def _limits(settings: Settings, limit: str | None) -> tuple[int | None, int | None]:
+    """Return the bytes of values, and the samples, that are read at most; None: all."""
+    if limit is not None:
+        return (None if limit == "all" else parse_nbytes(limit)), None
+    seconds = 0.0 if settings.storage is None else parse_storage(settings.storage).alone(0)
+    return LIMIT_NBYTES, int(PATIENCE / seconds) if seconds else None
 
 
 def _not_today(names: Sequence[str], plan: scratch.Preparation) -> set[str]:

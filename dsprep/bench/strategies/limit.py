@@ -6,7 +6,7 @@ Their items are numbers of samples.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from typing import TypeAlias
@@ -125,26 +125,37 @@ def open_limit(task: Task, resources: ExitStack) -> Way:
         mine = share(task.samples, task.world_size, task.rank, task.batch_size, "ragged")
         order = np.random.default_rng([task.seed, number]).permutation(len(extents))
         groups = _between(extents, order, mine.start, mine.start + mine.own)
-        coming = deque[tuple[int, list[Future[None]], Bytes]]()
-        loaded = deque[tuple[int, Bytes]]()  # the last position of groups in memory
-        free, have, requested = deque(buffers), 0, 0
-        try:
-            for size in mine.sizes(0, mine.steps).tolist():
-                requested += size
-                while have < requested or (loaded and loaded[0][0] <= requested):
-                    while loaded and loaded[0][0] <= requested:
-                        free.append(loaded.popleft()[1])
-                    while free and (group := next(groups, None)) is not None:
-                        i, samples, at, nbytes = group
-                        coming.append((samples, begin(i, at, nbytes, free[0]), free.popleft()))
-                    if have < requested:
-                        samples, reads, buffer = coming.popleft()
-                        for each in reads:
-                            each.result()
-                        have += samples
-                        loaded.append((have, buffer))
-                yield size
-        finally:
-            wait([each for _, reads, _ in coming for each in reads if not each.cancel()])
+        return _steps(groups, begin, buffers, mine.sizes(0, mine.steps).tolist())
 
     return Way(epoch, int)
+
+
+def _steps(
+    groups: Iterator[tuple[int, int, int, int]],
+    begin: Callable[[int, int, int, Bytes], list[Future[None]]],
+    buffers: list[Bytes],
+    sizes: list[int],
+) -> Iterator[int]:
+    """Yield the number of samples of each step, once that many are in memory."""
+    coming = deque[tuple[int, list[Future[None]], Bytes]]()
+    loaded = deque[tuple[int, Bytes]]()  # the last position of groups in memory
+    free, have, requested = deque(buffers), 0, 0
+    try:
+        for size in sizes:
+            requested += size
+            while have < requested or (loaded and loaded[0][0] <= requested):
+                while loaded and loaded[0][0] <= requested:
+                    free.append(loaded.popleft()[1])
+                while free and (group := next(groups, None)) is not None:
+                    i, samples, at, nbytes = group
+                    buffer = free.popleft()
+                    coming.append((samples, begin(i, at, nbytes, buffer), buffer))
+                if have < requested:
+                    samples, reads, buffer = coming.popleft()
+                    for each in reads:
+                        each.result()
+                    have += samples
+                    loaded.append((have, buffer))
+            yield size
+    finally:
+        wait([each for _, reads, _ in coming for each in reads if not each.cancel()])

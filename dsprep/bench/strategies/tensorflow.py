@@ -181,18 +181,23 @@ def open_records(task: Task, resources: ExitStack) -> Way:
     if task.world_size > 1:
         records = records.shard(task.world_size, task.rank)
     if task.storage is not None:
-        delay = delay_of(task)
-
-        def late(read: Any) -> Any:
-            delay(sum(map(len, read)), 1)
-            return read
-
-        read = records.batch(max(1, READ_NBYTES // nbytes))
-        read = read.map(lambda r: tf.ensure_shape(tf.numpy_function(late, [r], tf.string), [None]))
-        records = read.unbatch()
+        records = _delayed(tf, task, records, max(1, READ_NBYTES // nbytes))
     batches = records.shuffle(buffer, seed=int(seed)).batch(task.batch_size)
     batches = batches.map(parse, num_parallel_calls=auto).prefetch(auto)
     return _way(task, lambda number: iterated(batches))
+
+
+def _delayed(tf: Any, task: Task, records: Any, count: int) -> Any:
+    """Return records of an imitated storage, so many of which come by one read."""
+    delay = delay_of(task)
+
+    def late(read: Any) -> Any:
+        delay(sum(map(len, read)), 1)
+        return read
+
+    reads = records.batch(count)
+    reads = reads.map(lambda r: tf.ensure_shape(tf.numpy_function(late, [r], tf.string), [None]))
+    return reads.unbatch()
 
 
 def _from_bits(tf: Any, field: Field, value: Any) -> Any:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EPILOG = """
 dsprep bench read train.h5
 
-dsprep bench read train.h5 --compute 12ms --baseline train.py:make --html r.html
+dsprep bench read train.h5 --compute 12ms --baseline job.py:make --html r.html
 
 dsprep bench read train.h5 -s async-io -s lmdbio --ranks 2 --json report.json
 
@@ -68,8 +68,8 @@ class Chosen:
         "N", "Processes, in step with each other.", "--ranks", "-P", default=1, min=1
     )
     storage: str | None = opt.value(
-        "FILE|NAME|FIGURES",
-        "Delay all reads as another storage would: cori, latency=3ms,stream=300MB/s, ...; see plan",
+        "NAME|FIGURES",
+        "Delay all reads as another storage would: cori, or latency=3ms,stream=1GB/s.",
     )
     cold: bool = opt.switch(
         "Drop the files from the page cache before each epoch.", "--cold/--warm", default=True
