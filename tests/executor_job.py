@@ -24,14 +24,13 @@ from dsprep.source.dataset import open_dataset
 from dsprep.verbs.provenance import provenance
 from dsprep.verbs.verify import verify
 from dsprep.writing import parallel, shuffle, tasks
+from dsprep.writing.job import Report
 
 do_task = tasks.do
 SPLIT = {"shuffle": 3, "split": "train=0.8,val=0.2", "duplicate": 2}
 GROUPS = {"buffer_size": 16, "stripe_size": "4KiB", "samples_per_file": 64}
 CASES = [
-    ("hdf5", "mixed.tfrecord", {"samples_per_file": 60}, None),
     ("lmdb", "fixed-files", {"samples_per_file": 60}, None),
-    ("tfrecord", "mixed-files", {"samples_per_file": 60, "compress": "gzip:1"}, None),
     ("hdf5", "fixed-files", {**GROUPS, **SPLIT}, "memory"),
     ("tfrecord", "mixed.tfrecord", {**GROUPS, **SPLIT}, "buckets"),
     ("zarr", "fixed.h5", {**GROUPS, **SPLIT, "compress": "gzip:1"}, "direct"),
@@ -39,7 +38,7 @@ CASES = [
 ]
 """Target's format, source, options, and the way of shuffling; the last one is of one file."""
 
-FEW = (1, 4, 6)
+FEW = (0, 2, 4)
 """Cases that differ most: for those executors that do the same work in another place."""
 
 
@@ -64,15 +63,13 @@ def do_all(
         inputs = files(origin / f"{name}-files")
         provenance(inputs, out=folder / f"{name}.dsprep.json", checksums=True, executor=executor)
     found = []
-    pairs = (
-        ("fixed.h5", "fixed-files"),
-        ("fixed.h5", "fixed-wrong"),
-        ("mixed.tfrecord", "mixed-files"),
-    )
-    for one, other in pairs:
-        for share in (None, 0.5):
-            with open_dataset(origin / one) as a, open_dataset(files(origin / other)) as b:
-                found.append(asdict(verify(a, b, share=share, limit=3, executor=executor)))
+    for one, other, share in (
+        ("fixed.h5", "fixed-files", 0.5),
+        ("fixed.h5", "fixed-wrong", None),
+        ("mixed.tfrecord", "mixed-files", None),
+    ):
+        with open_dataset(origin / one) as a, open_dataset(files(origin / other)) as b:
+            found.append(asdict(verify(a, b, share=share, limit=3, executor=executor)))
     (folder / "verdicts.json").write_text(json.dumps(found, default=str, indent=1))
 
 
@@ -173,10 +170,10 @@ def main() -> None:
             killed(origin, target, executor)
 
 
-def killed(origin: Path, target: Path, executor: Executor | None) -> None:
+def killed(origin: Path, target: Path, executor: Executor | None) -> Report:
     """Do a job that can be killed, of several files."""
     options = {"to": "tfrecord", "samples_per_file": 30}
-    dsprep.convert(origin / "mixed.tfrecord", target, executor=executor, **options)
+    return dsprep.convert(origin / "mixed.tfrecord", target, executor=executor, **options)
 
 
 if __name__ == "__main__":

@@ -37,13 +37,10 @@ STRIDE = 1 if os.environ.get("DSPREP_FULL") == "1" else 17
 CASES = [
     ("hdf5", FIXED, {"chunk": 7}),
     ("hdf5", MIXED, {"compress": "gzip:1"}),
-    ("lmdb", MIXED, {}),
     ("tfrecord", MIXED, {"samples_per_file": 70}),
     ("zarr", FIXED, {"compress": "gzip:1", "chunk": 10}),
-    ("zarr", FIXED, {"samples_per_file": 70}),
     ("hdf5", MIXED, {**GROUPS, "shuffle": 3}),
     ("tfrecord", FIXED, {**GROUPS, "shuffle": 3, "samples_per_file": 70}),
-    ("lmdb", FIXED, GROUPS),
 ]
 
 

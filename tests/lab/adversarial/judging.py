@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import resource
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,16 +70,6 @@ def values(batch: Batch) -> Values:
         kind = f"{column.kind if ragged else 'fixed'} {array.dtype.str} {shape}"
         found[name] = kind, hashlib.blake2b(bits, digest_size=8).hexdigest()
     return found
-
-
-def read(path: Path, **options: object) -> Values:
-    """Open a dataset as a program would, and return what all of it holds."""
-    import dsprep
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with dsprep.open(path, **options) as source:
-            return values(source[:])
 
 
 @contextmanager

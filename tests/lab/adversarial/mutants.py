@@ -1,4 +1,4 @@
-"""Files and sidecars with one or a few wrong bytes.
+"""Files with one or a few wrong bytes.
 
 Whatever they are, opening, reading, locating and checking them ends in time and in bounded
 memory, in data or in an error of dsprep's or of the system's. Data that are not those of the
@@ -20,10 +20,9 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 
 import h5py
@@ -31,12 +30,11 @@ import lmdb
 import numpy as np
 import oracles
 from netcdf_files import Classic, Var
-from test_located import mutations
+from support import dataset, random_batch
 
 import dsprep
-from dsprep.core.schema import Field, Ragged, Schema, concatenate
+from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import DsprepError
-from dsprep.formats.samples import natural_key
 from dsprep.verbs.check import check
 from dsprep.verbs.provenance import provenance
 from lab.adversarial import judging, making
@@ -49,18 +47,15 @@ SECONDS = 20.0
 GROWS = 400 << 20
 """Bytes that one mutant may take."""
 
-FEW = Schema((making.FIXED["label"], making.FIXED["id"], making.MIXED["points"]))
-KINDS = ("hdf5", "lmdb", "tfrecord", "zarr", "numpy", "netcdf", "webdataset", "sidecar")
-WILD = ("hdf5-groups-of", "hdf5-annotated", "hdf5-table", "hdf5-dimensions")
+KINDS = ("hdf5", "lmdb", "tfrecord", "zarr", "numpy", "netcdf", "webdataset")
 OF_KIND = {
-    "hdf5": ("hdf5", "hdf5-chunks", "hdf5-vlen", "hdf5-latest", "hdf5-filters", *WILD),
+    "hdf5": ("hdf5", "hdf5-chunks", "hdf5-vlen", "hdf5-latest", "hdf5-filters"),
     "lmdb": ("lmdb", "lmdb-foreign"),
     "tfrecord": ("tfrecord", "tfrecord-gzip"),
     "zarr": ("zarr-2", "zarr-chunks", "zarr-shards", "zarr-zip"),
     "numpy": ("numpy-file", "numpy-directory", "numpy-stored", "numpy-deflated"),
     "netcdf": ("netcdf-1", "netcdf-2", "netcdf-5", "netcdf-fixed"),
     "webdataset": ("webdataset-ustar", "webdataset-gnu", "webdataset-pax"),
-    "sidecar": tuple(k for k in making.KINDS if k != "tfrecord-gzip"),
 }
 
 
@@ -74,8 +69,6 @@ class Subject:
         The dataset, in a folder of its own.
     files
         All its files, without those beside it, with their bytes.
-    beside
-        The same of its sidecar, by name.
     known
         What is read from it.
     """
@@ -83,7 +76,6 @@ class Subject:
     kind: str
     path: Path
     files: dict[Path, bytes]
-    beside: dict[str, bytes] = field(default_factory=dict)
     known: Values = field(default_factory=dict)
 
     def restore(self) -> None:
@@ -100,22 +92,18 @@ class Subject:
 
 
 def subject(kind: str, folder: Path) -> Subject:
-    """Make a dataset; those of which a sidecar is damaged keep theirs."""
+    """Make a dataset."""
     own = folder / kind
     if kind in making.KINDS:
-        origin = folder / "origin"
-        schema = making.FIXED if kind == "hdf5-groups" else FEW
+        origin = folder / "set.tfrecord"
         if not origin.exists():
-            origin.mkdir()
-        path = making.origin(origin, schema, making.samples(schema, COUNT))
-        path = making.make(kind, path, own)
+            dataset(folder, "tfrecord", making.RAGGED, COUNT)
+        path = making.make(kind, origin, own)
     else:
         own.mkdir()
         path = FOREIGN[kind](own)
     files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
-    found = Subject(kind, path, {p: p.read_bytes() for p in files if p.name != "lock.mdb"})
-    found.beside = {p.name: p.read_bytes() for p in own.glob(f"{path.name}.dsprep.*")}
-    return found
+    return Subject(kind, path, {p: p.read_bytes() for p in files if p.name != "lock.mdb"})
 
 
 class Subjects:
@@ -133,11 +121,8 @@ class Subjects:
             own = self._folder / kind
             own.mkdir(exist_ok=True)
             found = subject(name, own)
-            if kind == "sidecar":
-                found.known = judging.read(found.path)
-            else:
-                found.restore()
-                found.known = library(found.path)
+            found.restore()
+            found.known = library(found.path)
             self._made[f"{kind} {name}"] = found
         return self._made[f"{kind} {name}"]
 
@@ -163,77 +148,11 @@ def filtered(folder: Path) -> Path:
     path = folder / "set.h5"
     values = np.arange(COUNT * 40, dtype="<i4").reshape(COUNT, 40)
     with h5py.File(path, "w") as file:
-        for name, codec in (("gzip", "gzip"), ("lzf", "lzf"), ("none", None)):
-            options = {"shuffle": True, "fletcher32": True} if name != "lzf" else {}
-            file.create_dataset(name, data=values, chunks=(5, 40), compression=codec, **options)
-        file.create_dataset("two", data=values, chunks=(4, 8), maxshape=(None, 40))
-    return path
-
-
-def groups_of(folder: Path) -> Path:
-    """Write a group per sample, with an attribute."""
-    path = folder / "set.h5"
-    with h5py.File(path, "w") as file:
-        for i in range(COUNT):
-            file[f"s{i}/image"] = np.full((3, 4), i, "<f4")
-            file[f"s{i}/points"] = np.arange(i % 4)
-            file[f"s{i}"].attrs["label"] = i
-    return path
-
-
-def dimensions(folder: Path) -> Path:
-    """Write variables along an unlimited dimension as netCDF-4 keeps them: some are shorter."""
-    path = folder / "set.h5"
-    with h5py.File(path, "w", track_order=True) as file:
-        how = {"chunks": (4,), "maxshape": (None,), "fillvalue": -1}
-        time = file.create_dataset("time", data=np.arange(COUNT), **how)
-        time.make_scale("time")
-        for name, rows in (("whole", COUNT), ("part", 5)):
-            values = np.arange(rows * 3, dtype="<f4").reshape(rows, 3)
-            how = {"chunks": (2, 3), "maxshape": (None, 3), "fillvalue": -1}
-            file.create_dataset(name, data=values, **how).dims[0].attach_scale(time)
-    return path
-
-
-def extended(path: Path, schema: Schema) -> Values:
-    """Return what h5py reads of `dimensions`, with the rest filled up."""
-    with h5py.File(path) as file:
-        longest = max(len(file[f.name]) for f in schema)
-        found = {}
-        for f in schema:
-            values = file[f.name][...]
-            fill = np.full((longest, *values.shape[1:]), file[f.name].fillvalue, values.dtype)
-            fill[: len(values)] = values
-            found[f.name] = fill[: 4 * COUNT]
-    return judging.values(found)
-
-
-def annotated(folder: Path) -> Path:
-    """Write what AnnData makes of a matrix in CSR, with a column of categories."""
-    path = folder / "set.h5ad"
-    counts = np.arange(COUNT) % 4
-    with h5py.File(path, "w") as file:
-        file.attrs["encoding-type"] = "anndata"
-        file["X/indptr"] = np.append(0, np.cumsum(counts))
-        file["X/data"] = np.arange(counts.sum(), dtype="<f4")
-        file["X/indices"] = np.arange(counts.sum(), dtype="<i4") % 7
-        file["obs/kind/codes"] = np.arange(COUNT, dtype="i1") % 2
-        file["obs/kind/categories"] = ["T", "B"]
-        file["obs/score"], file["var/seen"] = np.arange(COUNT) / 3, np.arange(7.0)
-        for name, kind in (("X", "csr_matrix"), ("obs/kind", "categorical")):
-            file[name].attrs["encoding-type"] = kind
-        file["X"].attrs["shape"] = [COUNT, 7]
-    return path
-
-
-def table(folder: Path) -> Path:
-    """Write a table as PyTables does."""
-    path = folder / "set.h5"
-    rows = np.zeros(COUNT, [("x", "<f4"), ("n", "<i2", (3,)), ("y", ">i8")])
-    rows["x"], rows["y"] = np.arange(COUNT), np.arange(COUNT) * 1000
-    with h5py.File(path, "w") as file:
-        file.attrs["PYTABLES_FORMAT_VERSION"] = np.bytes_(b"2.1")
-        file.create_dataset("t", data=rows, chunks=(5,)).attrs["CLASS"] = np.bytes_(b"TABLE")
+        how = {"shuffle": True, "fletcher32": True}
+        file.create_dataset("gzip", data=values, chunks=(5, 40), compression="gzip", **how)
+        file.create_dataset("lzf", data=values[:, 1:], chunks=(5, 39), compression="lzf")
+        file.create_dataset("none", data=values[:, 2:], chunks=(5, 38), **how)
+        file.create_dataset("two", data=values[:, 3:], chunks=(4, 8), maxshape=(None, 37))
     return path
 
 
@@ -249,7 +168,7 @@ def foreign_lmdb(folder: Path) -> Path:
 
 def numpy_arrays(folder: Path, form: str) -> Path:
     """Write fixed fields: one as a file, or all as a directory or a ZIP file."""
-    batch = making.samples(making.FIXED, COUNT)
+    batch = random_batch(making.FIXED, COUNT)
     if form == "file":
         np.save(folder / "image.npy", batch["image"])
         return folder / "image.npy"
@@ -309,10 +228,6 @@ FOREIGN: dict[str, Callable[[Path], Path]] = {
     "hdf5-vlen": vlen,
     "hdf5-latest": lambda folder: vlen(folder, "latest"),
     "hdf5-filters": filtered,
-    "hdf5-groups-of": groups_of,
-    "hdf5-annotated": annotated,
-    "hdf5-dimensions": dimensions,
-    "hdf5-table": table,
     "lmdb-foreign": foreign_lmdb,
     **{kind: partial(numpy_arrays, form=kind.partition("-")[2]) for kind in OF_KIND["numpy"]},
     **{kind: partial(archive, form=kind.partition("-")[2]) for kind in OF_KIND["webdataset"]},
@@ -357,27 +272,6 @@ def damage(subject: Subject, rng: np.random.Generator) -> bool:
     return content != subject.files[path]
 
 
-def damage_sidecar(subject: Subject, rng: np.random.Generator) -> bool:
-    """Write its sidecar damaged, as text or as JSON, or its companion."""
-    names = sorted(subject.beside)
-    name = names[int(rng.integers(len(names)))]
-    for each in names:
-        (subject.path.parent / each).write_bytes(subject.beside[each])
-    good = subject.beside[name]
-    content = good
-    if name.endswith(".json") and rng.random() < 0.6:
-        parsed = json.loads(good)
-        for _ in range(1 if rng.random() < 0.8 else 2):
-            mutations(parsed, rng)
-        content = json.dumps(parsed).encode()
-        if json.loads(content) == json.loads(good):
-            return False
-    else:
-        content = damaged(good, rng)
-    (subject.path.parent / name).write_bytes(content)
-    return content != good
-
-
 # --- one mutant ------------------------------------------------------------------------------
 
 Say = Callable[[str], None]
@@ -389,9 +283,9 @@ def library(path: Path) -> Values:
         return judging.values(source[: 4 * COUNT])
 
 
-def located(path: Path, verify: str | None = "full") -> Values:
+def located(path: Path) -> Values:
     with dsprep.Sidecar.open(path) as opened:
-        return judging.values(opened.read(slice(0, 4 * COUNT), verify=verify))
+        return judging.values(opened.read(slice(0, 4 * COUNT), verify="full"))
 
 
 def native(subject: Subject) -> Values:
@@ -401,8 +295,6 @@ def native(subject: Subject) -> Values:
     if subject.kind in ("hdf5-vlen", "hdf5-latest", "hdf5-filters"):
         with h5py.File(subject.path) as file:
             return judging.values({f.name: as_column(file[f.name], f) for f in schema})
-    if subject.kind == "hdf5-dimensions":
-        return extended(subject.path, schema)
     if subject.kind.startswith("numpy"):
         found = np.load(subject.path) if subject.path.is_file() else {}
         paths = {f.name: subject.path / f"{f.name}.npy" for f in schema}
@@ -413,9 +305,6 @@ def native(subject: Subject) -> Values:
         return classic_values(subject.path, schema)
     if subject.kind.startswith("webdataset"):
         return members(subject.path, schema)
-    if subject.kind in WILD:
-        with h5py.File(subject.path) as file:
-            return judging.values({f.name: by_meaning(file, f) for f in schema})
     if subject.kind.startswith("lmdb"):
         env = lmdb.open(str(subject.path), readonly=True, lock=False, subdir=subject.path.is_dir())
         with env, env.begin() as txn:
@@ -447,24 +336,6 @@ def members(path: Path, schema: Schema) -> Values:
         every = group_by_keys({**m, "__url__": ""} for m in tar_file_iterator(stream))
         samples = list(every)
     return judging.values({f.name: Ragged.pack([s[f.name] for s in samples], f) for f in schema})
-
-
-def by_meaning(file: h5py.File, f: Field) -> np.ndarray | Ragged:
-    """Return a field of what `WILD` is, as h5py reads it."""
-    parts = f.name.split("/")
-    if "s0" in file:
-        groups = [file[name] for name in sorted(file, key=natural_key) if f.name in file[name]]
-        if not groups:
-            groups = [file[name] for name in sorted(file, key=natural_key)]
-            return np.array([g.attrs[f.name] for g in groups if f.name in g.attrs])
-        items = [g[f.name][()] for g in groups]
-        return Ragged.pack(items, f) if f.ragged else np.array(items)
-    if len(parts) == 2 and isinstance(file[parts[0]], h5py.Dataset):
-        return file[parts[0]][parts[1]]
-    if f.ragged:
-        edges, values = file[f"{parts[0]}/indptr"][()].astype(np.int64), file[f.name][()]
-        return Ragged.pack([values[a:b] for a, b in pairwise(edges)], f)
-    return file[f.name][()]
 
 
 def as_kind(value: bytes, f: Field) -> bytes | str:
@@ -531,48 +402,10 @@ def bits(found: Values) -> list[str]:
     return sorted(digest for _, digest in found.values())
 
 
-def judge_sidecar(subject: Subject, say: Say, turn: int) -> str:
-    """Use a dataset whose sidecar is damaged; every fourth time write it again."""
-    found: dict[str, Values | None] = {}
-
-    def delivered() -> Values:
-        with dsprep.Reader(subject.path, 5, shuffle="none", io_threads=1) as reader:
-            return judging.values(concatenate(reader.schema, list(islice(reader, 20))))
-
-    for phase, work in (
-        ("Sidecar.read", lambda: located(subject.path, None)),
-        ("Sidecar.read full", lambda: located(subject.path)),
-        ("Reader", delivered),
-        ("open", lambda: judging.read(subject.path)),
-    ):
-        say(phase)
-        try:
-            found[phase] = work()
-        except REFUSED:
-            found[phase] = None
-    say("check")
-    try:
-        problems = check([subject.path], full=True)
-    except REFUSED:
-        problems = [None]
-    say("provenance")
-    with suppress(*REFUSED):
-        if turn % 4 == 0:
-            provenance([subject.path])
-    if found["Sidecar.read"] is None:
-        return "refused"
-    if bits(found["Sidecar.read"]) == bits(subject.known):
-        return "same data" if found["Sidecar.read"] == subject.known else "other names or types"
-    types = [sorted(kind for kind, _ in v.values()) for v in (found["Sidecar.read"], subject.known)]
-    if types[0] != types[1] and subject.kind.startswith(("lmdb", "tfrecord")):
-        return "other types, which only the sidecar has"
-    return "other data, check tells" if problems else "!other data, and --check --full says valid"
-
-
 # --- many ------------------------------------------------------------------------------------
 
 
-def one(subject: Subject, kind: str, turn: int, rng: np.random.Generator, say: Say) -> str:
+def one(subject: Subject, turn: int, rng: np.random.Generator, say: Say) -> str:
     phase = ["damage"]
 
     def saying(text: str) -> None:
@@ -580,14 +413,9 @@ def one(subject: Subject, kind: str, turn: int, rng: np.random.Generator, say: S
         say(text)
 
     try:
-        if kind == "sidecar":
-            subject.restore() if not subject.path.exists() else None
-            differs = damage_sidecar(subject, rng)
-        else:
-            differs = damage(subject, rng)
-        if not differs:
+        if not damage(subject, rng):
             return "no other byte"
-        return (judge_sidecar if kind == "sidecar" else judge_file)(subject, saying, turn)
+        return judge_file(subject, saying, turn)
     except MemoryError:
         return f"!{phase[0]}: memory | {traceback.format_exc()[-600:]}"
     except BaseException as error:
@@ -611,13 +439,11 @@ def child(
     say = lambda text: os.write(pipe, f"{text}\n".encode())  # noqa: E731
     with judging.limited(4 << 30):
         for number in numbers:
-            kind = kind_of(number)
-            subject = subjects.of(kind, number)
+            subject = subjects.of(kind_of(number), number)
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            beside = "sidecar of " if kind == "sidecar" else ""
-            say(f"mutant {number} {beside}{subject.kind}")
+            say(f"mutant {number} {subject.kind}")
             rng = np.random.default_rng([seed, number])
-            what = one(subject, kind, int(rng.integers(4)), rng, say)
+            what = one(subject, int(rng.integers(4)), rng, say)
             grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
             if grown > GROWS and not what.startswith("!"):
                 what = f"!memory | {grown >> 20} MiB"
