@@ -55,7 +55,7 @@ ALONE = {
     f" {DSPREP} convert -q {{i}}/cosmic {{o}}/over.zarr --overwrite'",
     "killed, continued": f"bash -c '(timeout -s KILL 0.9 {PARTS}; true) 2> /dev/null;"
     f" test -e {{o}}/parts || {PARTS}'",
-    "provenance --check": f"bash -c '{DSPREP} provenance {{o}}/set.h5 --check full > /dev/null'",
+    "provenance --check": f"bash -c '{DSPREP} provenance {{o}}/set.h5 --check --full > /dev/null'",
     "bench read": f"bash -c '{DSPREP} bench read -q {{o}}/grouped -s dsprep -M 32 -r 1 --warm"
     " --scratch {o}/bench > /dev/null'",
 }
