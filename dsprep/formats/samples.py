@@ -88,7 +88,7 @@ def choose(
 ) -> SampleAxis:
     """Return which arrays are fields, and how many samples they hold.
 
-    ``"first"`` takes the first axis that carries the most bytes among those that arrays share.
+    ``"first"`` takes the first axis that carries the most bytes.
 
     Parameters
     ----------
@@ -122,16 +122,13 @@ def choose(
     for name, array in arrays.items():
         if array.shape:
             by_axis[array.shape[0], "" if named else array.axis].append(name)
-    filled = len({length for length, _ in by_axis if length > 0})
     along = {  # with those of its length whose axis has no name
         (length, axis): [*names, *(by_axis.get((length, ""), ()) if axis else ())]
         for (length, axis), names in by_axis.items()
     }
 
-    def weight(key: tuple[int, str]) -> tuple[bool, bool, int, int]:
-        names = along[key]
-        shared = len(names) > 1 or filled == 1
-        return key[0] > 0, shared, sum(arrays[n].nbytes for n in names), len(names)
+    def weight(key: tuple[int, str]) -> tuple[bool, int, int]:
+        return key[0] > 0, sum(arrays[n].nbytes for n in along[key]), len(along[key])
 
     count, axis = max(by_axis, key=weight)
     chosen = set(along[count, axis])
@@ -195,9 +192,9 @@ def _doubt(arrays: Mapping[str, Sized], named: bool, grouped: bool) -> str:
         axis = axes.most_common(1)[0][0]
         if f" {axis.rpartition('/')[2].lower()} " in SPACE:
             return f"{axis} usually is part of a sample"
-        inner = {k for n, shape in counting.items() if arrays[n].axis == axis for k in shape[1:]}
+        lengths = {k for n, shape in counting.items() if arrays[n].axis == axis for k in shape[1:]}
         others = (n for n in counting if arrays[n].axis not in (axis, n))
-        apart = next((n for n in others if counting[n][0] not in inner), "")
+        apart = next((n for n in others if counting[n][0] not in lengths), "")
         return f"{apart} is not along {axis}, nor along another axis of its arrays" if apart else ""
     if len({shape[0] for shape in counting.values()}) > 1 or len(axes) > 2:
         return "its arrays differ in their first axes"

@@ -171,13 +171,13 @@ def shapes_that_differ(folder, kind):
 
 
 def days(folder):
-    """Hold two times in each file, in dimensions with names."""
-    t, lat = numbers(3, 2, 5), np.arange(5.0)
+    """Hold eight times in each file, in dimensions with names."""
+    t, lat = numbers(3, 8, 5), np.arange(5.0)
     for i in range(3):
         arrays = {"t": (("time", "lat"), t[i]), "lat": (("lat",), lat)}
         arrays["edges"] = ("lat", "side"), np.stack([lat - 1, lat + 1], 1)
-        nc(folder / f"{i}.nc", {"time": 2, "lat": 5, "side": 2}, **arrays)
-    return folder, {"t": t.reshape(6, 5)}
+        nc(folder / f"{i}.nc", {"time": 8, "lat": 5, "side": 2}, **arrays)
+    return folder, {"t": t.reshape(24, 5)}
 
 
 def arrays_of_other_dimensions(folder):

@@ -151,7 +151,9 @@ def test_tables_of_nwb_are_apart(tmp_path):
         FORMATS[name](
             tmp_path / name, {k: np.asarray(v) for k, v in (units | trials).items()}, attrs
         )
-        with dsprep.open(tmp_path / name) as source:
+        with pytest.raises(AmbiguousError), dsprep.open(tmp_path / name):
+            pass
+        with dsprep.open(tmp_path / name, sample_axis="first") as source:
             assert set(source.schema.names) == {"units/id", "units/t"}
             assert source[1]["units/t"].tolist() == [1, 2]
             assert {*source.others} == {"trials/id", "trials/start"}
