@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from dsprep.formats.options import Compression as Compression
     from dsprep.formats.options import OpenOptions as OpenOptions
     from dsprep.formats.options import WriteOptions as WriteOptions
+    from dsprep.reader.cached import Cache as Cache
     from dsprep.reader.each import each as each
     from dsprep.reader.loader import Reader as Reader
     from dsprep.reader.mix import Mix as Mix
@@ -111,6 +112,7 @@ _WHERE = {
     "check": "dsprep.verbs.check:check",
     "stage": "dsprep.verbs.stage:stage",
     "Reader": "dsprep.reader.loader:Reader",
+    "Cache": "dsprep.reader.cached:Cache",
     "Mix": "dsprep.reader.mix:Mix",
     "Subset": "dsprep.reader.subset:Subset",
     "each": "dsprep.reader.each:each",
@@ -147,6 +149,7 @@ _WHERE = {
 }
 
 __all__ = [
+    "Cache",
     "Mix",
     "Subset",
     "decode",

@@ -135,18 +135,24 @@ class Batches(ReaderLoops[B], IterableDataset[B]):
             options, (*ReaderOptions.__dataclass_fields__, "device", "nested", "pin_memory")
         )
         self._device = _device(device)
-        if self._device.type == "cuda" if pin_memory is None else pin_memory:
-            options.setdefault("allocate", Pinned(self._device))
+        pins = self._device.type == "cuda" if pin_memory is None else pin_memory
+        self._pinned = Pinned(self._device) if pins else None
         self._nested = nested
         if (collate := options.get("collate")) is not None:
             options["collate"] = Collate(collate, _tensors)
         self._arguments: dict[str, Any] = {"path": path, "batch_size": batch_size, **options}
         self._is_early = options.get("rank") is None and not _is_initialized()
         alone = {"rank": 0, "world_size": 1} if self._is_early_child() else {}
-        self._reader = Reader(**{**self._arguments, **alone})
+        self._reader = self._made(**alone)
         if not self._reader.transforms:
             check_fields(self._reader.schema, takes, "PyTorch")
         self._is_placed = False  # whether somebody said at which epoch and step it is
+
+    def _made(self, **alone: int) -> Reader:
+        reader = Reader(**{**self._arguments, **alone})
+        if self._pinned is not None:
+            reader.allocate = self._pinned
+        return reader
 
     def _is_early_child(self) -> bool:
         """Whether Lightning started this process: of its variables none states the rank."""
@@ -162,7 +168,7 @@ class Batches(ReaderLoops[B], IterableDataset[B]):
             if any(getattr(before.rank_info, name) != found[name] for name in found):
                 before.close()
                 self._arguments |= found
-                self._reader = Reader(**self._arguments)
+                self._reader = self._made()
                 self._reader.load_state_dict(before.state_dict(), other_data=True)
         return self._reader
 
@@ -302,7 +308,7 @@ class Samples(Dataset[Any]):
     Parameters
     ----------
     path
-        The dataset, or its sidecar; as in `Reader`.
+        The dataset, its sidecar, or an opened one; as in `Reader`.
     fields
         The fields wanted, or the name of one; all when empty.
     subset
@@ -312,8 +318,6 @@ class Samples(Dataset[Any]):
     transform
         Gets a sample, whose values are numpy arrays, `bytes` and `str`; every array in what it
         returns becomes a tensor. None: a sample is as above; a list: one after another.
-    follow_external
-        Whether symbolic links may lead out of the directory of the dataset.
     **others
         There are none: a `UsageError` names the nearest option.
 
@@ -337,23 +341,24 @@ class Samples(Dataset[Any]):
 
     def __init__(
         self,
-        path: Paths,
+        path: Paths | Sidecar,
         *,
         fields: Sequence[str] = (),
         subset: Any = None,
         data: Paths | None = None,
         transform: Transforms = None,
-        follow_external: bool = False,
         **others: Any,
     ) -> None:
         if others.keys() & {"batch_size", "shuffle", "num_workers", "sampler"}:
             raise UsageError(
                 f"there is no option {min(others)}", fix="give it to the DataLoader of the samples"
             )
-        check_names(others, ("fields", "subset", "data", "transform", "follow_external"))
-        self._path = [*map(absolute, names_of("path", path))]
+        check_names(others, ("fields", "subset", "data", "transform"))
+        self._path: Any = path
+        if not isinstance(path, Sidecar):
+            self._path = [*map(absolute, names_of("path", path))]
         self._data = None if data is None else [*map(absolute, names_of("data", data))]
-        self._follow, self._transforms = follow_external, as_transforms(transform, of="sample")
+        self._transforms = as_transforms(transform, of="sample")
         self._stated: bytes | None = None
         self._opened: tuple[int, Sidecar] | None = None
         subset, known = Subset.of(subset), self._sidecar().schema
@@ -405,7 +410,7 @@ class Samples(Dataset[Any]):
     def _sidecar(self) -> Sidecar:
         """Return the dataset, opened by this process."""
         if self._opened is None or self._opened[0] != os.getpid():
-            opened = open_data(self._path, self._data, follow_external=self._follow)
+            opened = open_data(self._path, self._data)
             facts = replace(opened.content, lineage={}).to_json()
             stated = hashlib.blake2b(json.dumps(facts).encode()).digest()
             if stated != (self._stated or stated):

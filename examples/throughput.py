@@ -380,7 +380,7 @@ def reader(lab: Lab, threads: int | None = None, cold: bool = False, small: bool
 def first_batch(lab: Lab) -> Figure:
     groups, found = lab.grouped(lab.plain(), 5_000_000), []
     warm(groups.path)
-    with dsprep.Reader(groups.path, BATCH, rank=0, world_size=1, check_order=False) as opened:
+    with dsprep.Reader(groups.path, BATCH, rank=0, world_size=1) as opened:
         epoch(opened)  # imports, and takes memory
         for _ in range(20 * lab.options.runs):
             began = now()
@@ -396,11 +396,11 @@ def first_epoch(lab: Lab) -> Figure:
     warm(groups.path)
 
     def first(run: int) -> float:
-        arguments = {"rank": 0, "world_size": 1, "check_order": False}
+        arguments = {"rank": 0, "world_size": 1}
         with dsprep.Reader(groups.path, BATCH, **arguments) as opened:
             return epoch(opened)
 
-    with dsprep.Reader(groups.path, BATCH, rank=0, world_size=1, check_order=False) as opened:
+    with dsprep.Reader(groups.path, BATCH, rank=0, world_size=1) as opened:
         epoch(opened), epoch(opened)
         found, *best = paired(lab, lambda run: epoch(opened), first)
     return Figure(found, rates(groups.nbytes, *best, "later ones"))
@@ -429,7 +429,7 @@ def reader_tiny(lab: Lab) -> Figure:
         return now() - began
 
     warm(groups.path)
-    with dsprep.Reader(groups.path, batch, rank=0, world_size=1, check_order=False) as opened:
+    with dsprep.Reader(groups.path, batch, rank=0, world_size=1) as opened:
         found, *best = paired(lab, limit, lambda run: epoch(opened))
         return Figure(found, rates(groups.nbytes, *best))
 
@@ -461,7 +461,7 @@ def images(lab: Lab, threads: int) -> Figure:
         return by_threads(threads, [paths[i] for i in order], work)
 
     warm(path)
-    arguments = {"rank": 0, "world_size": 1, "io_threads": threads, "check_order": False}
+    arguments = {"rank": 0, "world_size": 1, "io_threads": threads}
     with dsprep.Reader(path, batch, **arguments) as opened:
         found, *best = paired(lab, limit, lambda run: epoch(opened))
     return Figure(found, rates(count * each, *best))

@@ -48,11 +48,6 @@ def labels(batches: Iterable[Any]) -> list[list[int]]:
     return [np.asarray(batch["label"]).tolist() for batch in batches]
 
 
-def rising(part: int) -> int:
-    """A schedule of repeats that can be pickled."""
-    return 1 + part // 2
-
-
 def of_reader(path: Path, count: int, **options: Any) -> list[list[int]]:
     """The labels of so many epochs, as a Reader delivers them."""
     with dsprep.Reader(path, 8, epochs=count, **ALONE, **options) as reader:
@@ -117,7 +112,7 @@ class AdapterContract:
 
     def test_each_loop_is_a_pass_of_a_mini_epoch(self, plain):
         """Of the steps of its part: parts differ in size."""
-        cut = {"seed": 3, "mini_epochs": 3, "repeats": rising}
+        cut = {"seed": 3, "mini_epochs": 3, "repeats": (1, 1, 2, 2, 3, 3)}
         with dsprep.Reader(plain[0], 8, **ALONE, **cut) as reader:
             expected = [labels(reader) for _ in range(12)]  # two epochs
         assert len({len(batches) for batches in expected}) > 1
@@ -130,7 +125,7 @@ class AdapterContract:
         path, cache = mixed[0], tmp_path / "cache"
         expected = of_reader(path, 2, seed=3)
         for size in ("50%", 1):  # of which the second one has no room for anything
-            batches = self.batches(path, seed=3, cache=cache, cache_size=size, **ALONE)
+            batches = self.batches(path, seed=3, cache=dsprep.Cache(cache, size), **ALONE)
             assert [labels(batches) for _ in range(2)] == [expected[:STEPS], expected[STEPS:]]
             del batches
             gc.collect()

@@ -65,7 +65,7 @@ def test_sorted_samples_are_noticed_once_and_the_remedy_works(suffix, tmp_path):
 
     def classes(path, **options):
         """The median number of classes in a batch."""
-        with dsprep.Reader(path, 64, rank=0, world_size=1, check_order=False, **options) as reader:
+        with dsprep.Reader(path, 64, rank=0, world_size=1, **options) as reader:
             return np.median([len(np.unique(b["y"])) for b in reader])
 
     assert classes(out) <= 4
@@ -90,7 +90,6 @@ def test_it_can_be_turned_off_and_knows_when_it_does_not_matter(tmp_path):
     found = cli("repack", path, tmp_path / "o.h5", "--dry-run", "--json").json()
     assert any("sorted by y" in words for words in found["warnings"])
     quiet = [
-        {"check_order": False},
         {"buffers_mixed": 2},
         {"shuffle": "global"},
         {"shuffle": "none"},

@@ -79,10 +79,10 @@ def datasets(tmp_path_factory):
 @contextmanager
 def both(path: Path, cache: Path, batch_size: int = 8, **options: Any):
     """A Reader without and one with a cache."""
-    own = {k: options.pop(k) for k in list(options) if k.startswith("cache_")}
+    tier = dsprep.Cache(cache, policy=options.pop("policy", None))
     with (
         dsprep.Reader(path, batch_size, **options) as plain,
-        dsprep.Reader(path, batch_size, cache=cache, **own, **options) as cached,
+        dsprep.Reader(path, batch_size, cache=tier, **options) as cached,
     ):
         yield plain, cached
 
@@ -180,7 +180,7 @@ OPTIONS = {
     "one buffer": {"buffers": 1, "io_threads": 1, "seed": 7},
     "mini-epochs": {"mini_epochs": 3, "repeats": 2, "epochs": 2},
     "mini-epochs, global": {"mini_epochs": 3, "repeats": (1, 3), "epochs": 2, "shuffle": "global"},
-    "mini-epochs, kept": {"mini_epochs": 3, "repeats": 2, "cache_policy": "epoch", "epochs": 2},
+    "mini-epochs, kept": {"mini_epochs": 3, "repeats": 2, "policy": "epoch", "epochs": 2},
     "fixed split": {"mini_epochs": 3, "repeats": 2, "recompose": False, "epochs": 2},
 }
 
@@ -240,7 +240,7 @@ def test_the_next_reader_finds_what_was_copied(datasets, tmp_path):
     for options in (
         {"seed": 2},
         {"world_size": 3, "rank": 1},
-        {"mini_epochs": 3, "cache_policy": "epoch", "repeats": 2},
+        {"mini_epochs": 3, "policy": "epoch", "repeats": 2},
         {"shuffle": "none", "io_threads": 3, "engine": "direct"},
     ):
         stats = compared(path, cache, 1, **options)[0]

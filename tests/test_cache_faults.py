@@ -106,6 +106,10 @@ def forked(work: Any) -> int:
     return pid
 
 
+def slow(cache: Path, bandwidth: str) -> dsprep.Cache:
+    return dsprep.Cache(cache, bandwidth=bandwidth)
+
+
 def until(happened: Any, seconds: float = 10.0) -> None:
     end = time.monotonic() + seconds
     while not happened():
@@ -178,7 +182,7 @@ def test_a_directory_to_which_others_may_write_is_refused(origin, tmp_path, mode
 
 def test_a_forked_child_keeps_no_lock(origin, tmp_path):
     """Otherwise nobody could fill the copy, or make another one, as long as the child lives."""
-    with dsprep.Reader(origin, 8, cache=tmp_path, cache_bandwidth="300kB/s") as reader:
+    with dsprep.Reader(origin, 8, cache=slow(tmp_path, "300kB/s")) as reader:
         loop = iter(reader)
         next(loop)
         with CacheFolder(tmp_path).locked():
@@ -212,7 +216,7 @@ def test_a_damaged_group_is_noticed_by_verify_and_read_again_as_a_whole(origin, 
 @pytest.mark.parametrize("cut", [True, False])
 def test_files_that_somebody_removes_or_cuts_off_are_not_taken_for_filled(origin, tmp_path, cut):
     """As programs do that remove what was not read for long."""
-    with dsprep.Reader(origin, 8, cache=tmp_path, cache_bandwidth="2MB/s") as reader:
+    with dsprep.Reader(origin, 8, cache=slow(tmp_path, "2MB/s")) as reader:
         loop = iter(reader)
         checked([next(loop)])
         states = the_copy(tmp_path) / "state"
@@ -294,7 +298,7 @@ def taken(path: Path) -> int:
 @pytest.mark.parametrize(("policy", "share"), [("epoch", 0.2), ("mini-epoch", 0.6)])
 def test_never_more_than_its_size(origin, tmp_path, policy, share):
     size = int(origin.stat().st_size * share)
-    options: dict[str, Any] = {"mini_epochs": 4, "repeats": 2, "cache_policy": policy}
+    options: dict[str, Any] = {"mini_epochs": 4, "repeats": 2}
     most, ended = 0, threading.Event()
 
     def look() -> None:
@@ -306,7 +310,8 @@ def test_never_more_than_its_size(origin, tmp_path, policy, share):
     looking = threading.Thread(target=look)
     looking.start()
     try:
-        with dsprep.Reader(origin, 8, cache=tmp_path, cache_size=size, **options) as reader:
+        tier = dsprep.Cache(tmp_path, size, policy)
+        with dsprep.Reader(origin, 8, cache=tier, **options) as reader:
             assert sum(checked(reader) for _ in range(16)) == 4 * COUNT
     finally:
         ended.set()
@@ -317,7 +322,7 @@ def test_never_more_than_its_size(origin, tmp_path, policy, share):
 
 def test_no_room_for_anything(origin, tmp_path):
     with said(1, "there is no room"):
-        with dsprep.Reader(origin, 8, cache=tmp_path, cache_size=8000) as reader:
+        with dsprep.Reader(origin, 8, cache=dsprep.Cache(tmp_path, 8000)) as reader:
             assert checked(reader) == checked(reader) == COUNT
         assert taken(tmp_path) == 0
 
@@ -330,7 +335,7 @@ def filling(path: Path, cache: Path, count: int = 5) -> int:
 
     def work() -> None:
         warnings.simplefilter("ignore")
-        with dsprep.Reader(path, 8, cache=cache, cache_bandwidth="400kB/s") as reader:
+        with dsprep.Reader(path, 8, cache=slow(cache, "400kB/s")) as reader:
             checked(reader)
 
     child = forked(work)
@@ -364,7 +369,7 @@ def test_a_job_goes_on_filling_when_the_other_one_is_killed(origin, tmp_path):
 def test_who_is_stopped_is_not_waited_for_for_ever(origin, tmp_path, monkeypatch, what):
     monkeypatch.setattr("dsprep.reader.cached.SLOW_SECONDS", 0.3)
     monkeypatch.setattr("dsprep.cache.folder.PATIENCE", 0.3)
-    with dsprep.Reader(origin, 8, cache=tmp_path, cache_bandwidth="10kB/s") as reader:
+    with dsprep.Reader(origin, 8, cache=slow(tmp_path, "10kB/s")) as reader:
         reader._cache.begin(reader._leg())
         path = the_copy(tmp_path)
     ready = (np.fromfile(path / "state", np.uint8) == READY).sum()  # before it was closed
@@ -384,8 +389,8 @@ def test_who_is_stopped_is_not_waited_for_for_ever(origin, tmp_path, monkeypatch
 
 def test_a_cache_that_vanishes(origin, tmp_path):
     cache = tmp_path / "cache"
-    options: dict[str, Any] = {"mini_epochs": 2, "cache_policy": "mini-epoch", "cache": cache}
-    with said(1), dsprep.Reader(origin, 8, cache_bandwidth="1MB/s", **options) as reader:
+    tier = dsprep.Cache(cache, policy="mini-epoch", bandwidth="1MB/s")
+    with said(1), dsprep.Reader(origin, 8, mini_epochs=2, cache=tier) as reader:
         loop = iter(reader)
         seen = checked([next(loop)])
         shutil.rmtree(cache)
@@ -481,7 +486,7 @@ def test_a_dataset_that_is_written_to_while_it_is_copied(tmp_path):
     path, cache = made(tmp_path), tmp_path / "cache"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CacheWarning)
-        with dsprep.Reader(path, 8, cache=cache, cache_bandwidth="1MB/s", buffers=2) as reader:
+        with dsprep.Reader(path, 8, cache=slow(cache, "1MB/s"), buffers=2) as reader:
             loop = iter(reader)
             checked([next(loop)])
             with path.open("r+b") as file:

@@ -37,7 +37,7 @@ def test_what_a_cache_holds_is_listed(path, cache):
     assert "whole  13 of 13" in text
     assert str(path) in text
     assert "copies  1, 0 in use" in text
-    with dsprep.Reader(path, 8, cache=cache, mini_epochs=3, cache_policy="mini-epoch") as reader:
+    with dsprep.Reader(path, 8, cache=cache, mini_epochs=3) as reader:
         list(reader)
         found = run("list", cache, "--json")
         assert [c["in_use"] for c in found["copies"]].count(True) >= 1

@@ -86,7 +86,7 @@ def test_buffers_that_were_asked_for_stay(tmp_path):
         file["x"] = np.arange(1000).reshape(100, 10)
     dsprep.repack(tmp_path / "source.h5", path, buffer_size=10, durable=False)
     for asked, units in ((None, 4), (1, 1), (2, 2)):
-        with dsprep.Reader(path, 5, io_threads=3, buffers=asked, check_order=False) as reader:
+        with dsprep.Reader(path, 5, io_threads=3, buffers=asked) as reader:
             list(reader)
             assert reader._settings.buffers == units
             blocks = reader._pools.blocks

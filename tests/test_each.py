@@ -112,7 +112,8 @@ def test_a_batch_is_divided_among_threads_and_in_the_memory_of_the_reader(data: 
         return memories[-1]
 
     transform = dsprep.each(meeting, {"noise": ("f8", (4,))}, threads=2)
-    with dsprep.Reader(data, 64, transform=transform, allocate=allocate) as reader:
+    with dsprep.Reader(data, 64, transform=transform) as reader:
+        reader.allocate = allocate
         batch = next(iter(reader))
         assert set(first) <= set(batch["i"].tolist())
         at = batch["noise"].ctypes.data

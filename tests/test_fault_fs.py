@@ -47,7 +47,7 @@ from dsprep.writing.staging import Staging
 ENGINES = ("buffered", "direct")
 COUNT = 90
 GROUPS: dict[str, Any] = {"buffer_size": 8, "stripe_size": 4096, "memory": "40MB", "workers": 1}
-ORDER: dict[str, Any] = {"seed": 5, "check_order": False}
+ORDER: dict[str, Any] = {"seed": 5}
 MODES = {
     "calls-missing": (
         "no-odirect", "no-flock", "no-rename2", "no-links", "no-fallocate",
@@ -173,7 +173,6 @@ def samples(path: Path) -> str:
             "engine": engine,
             "io_threads": 2,
             "seed": 5,
-            "check_order": False,
         }
         with dsprep.Reader(path, 16, **options) as reader:
             whole = [_bytes(batch) for batch in reader]
@@ -187,7 +186,7 @@ def samples(path: Path) -> str:
             parts += [_bytes(batch) for batch in reader]
         assert parts == whole
         found.add(hashlib.sha256(b"".join(whole)).hexdigest())
-    with dsprep.Reader(path, 16, readers_per_node=1, seed=5, check_order=False) as reader:
+    with dsprep.Reader(path, 16, readers_per_node=1, seed=5) as reader:
         found.add(hashlib.sha256(b"".join(map(_bytes, reader))).hexdigest())
     assert len(found) == 1
     return found.pop()
@@ -432,7 +431,7 @@ def cached(here: Here, mode: str, fault: str) -> None:
     fs, at = here.mounted(mode), here.folder(f"cache-{fault}", mode)
     path = here.base / f"cached-{mode}{fault}.h5"
     dsprep.repack(here.source, path, **GROUPS)
-    cache = {"cache": at, "cache_bandwidth": "400kB/s"}
+    cache = {"cache": dsprep.Cache(at, bandwidth="400kB/s")}
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         with (

@@ -48,9 +48,9 @@ def test_links_of_a_sidecar(to, tmp_path):
     assert "--follow-external" in str(caught.value)
     with pytest.raises(DsprepError, match=OUT), dsprep.Reader(path, batch_size=4) as reader:
         list(reader)
-    with dsprep.Reader(path, batch_size=4, follow_external=True) as reader:
-        assert sum(len(b["y"]) for b in reader) == 20
     with Sidecar.open(path, follow_external=True) as opened:
+        with dsprep.Reader(opened, batch_size=4) as reader:
+            assert sum(len(b["y"]) for b in reader) == 20
         np.testing.assert_array_equal(opened.read(slice(None))["y"], batch["y"])
 
 

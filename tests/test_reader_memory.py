@@ -150,14 +150,16 @@ def test_memory_is_taken_once(data):
         taken.append(nbytes)
         return anonymous(nbytes)
 
-    options: dict[str, Any] = {"fields": ("x", "y"), "buffer_size": 30, "allocate": counted}
+    options: dict[str, Any] = {"fields": ("x", "y"), "buffer_size": 30}
     for buffers in (1, 2, 3):
         taken.clear()
         with dsprep.Reader(data[0], 10, buffers=buffers, epochs=20, **options) as reader:
+            reader.allocate = counted
             for batch in epochs(reader, 20):
                 del batch
         assert len(taken) == 1
     with dsprep.Reader(data[0], 10, **options) as reader:
+        reader.allocate = counted
         taken.clear()
         for _ in range(20):
             for k, batch in enumerate(reader):
@@ -277,7 +279,8 @@ def test_a_closed_reader_holds_nothing(data, tmp_path):
         for engine in ("buffered", "direct"):
             for transform in (None, len):
                 options: dict[str, Any] = {"engine": engine, "transform": transform}
-                reader = dsprep.Reader(path, 7, epochs=3, allocate=noted, **options)
+                reader = dsprep.Reader(path, 7, epochs=3, **options)
+                reader.allocate = noted
                 if transform is None:
                     list(reader)
                 else:

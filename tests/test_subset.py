@@ -72,11 +72,11 @@ CONDITIONS = {
 @pytest.mark.parametrize("text", CONDITIONS)
 def test_conditions_choose_what_numpy_does(grouped: Path, text: str) -> None:
     expected = np.flatnonzero(CONDITIONS[text](columns(grouped)))
-    with dsprep.Reader(grouped, 16, subset=text, check_order=False) as reader:
+    with dsprep.Reader(grouped, 16, subset=text) as reader:
         assert reader.samples == len(expected)
         assert sorted(came(reader)) == expected.tolist()
     kept = list(grouped.parent.glob(".g.h5*.npy"))
-    with dsprep.Reader(grouped, 16, subset=text, check_order=False) as reader:
+    with dsprep.Reader(grouped, 16, subset=text) as reader:
         assert sorted(came(reader)) == expected.tolist()
     assert list(grouped.parent.glob(".g.h5*.npy")) == kept  # it was computed once
 
@@ -122,7 +122,7 @@ def test_what_was_kept_is_computed_again_where_it_is_not_to_trust(tmp_path: Path
 )
 def test_other_conditions_are_refused_in_one_line(grouped: Path, text: str, problem: str) -> None:
     with pytest.raises(DsprepError, match=problem) as caught:
-        dsprep.Reader(grouped, 16, subset=text, check_order=False)
+        dsprep.Reader(grouped, 16, subset=text)
     assert len(str(caught.value)) < 500
 
 
@@ -257,7 +257,7 @@ def test_parts_of_a_split_are_disjoint_and_complete(grouped: Path) -> None:
 
     def part(name: str, **more: object) -> list[int]:
         subset = dsprep.Subset(split=(name, shares), **more)
-        with dsprep.Reader(grouped, 16, subset=subset, check_order=False) as reader:
+        with dsprep.Reader(grouped, 16, subset=subset) as reader:
             return came(reader)
 
     train, val = part("train"), part("val")
@@ -373,7 +373,7 @@ def test_audit_stage_and_repack_take_subsets(grouped: Path, tmp_path: Path) -> N
     target = tmp_path / "some.h5"
     subset = "train of train=0.5,val=0.5 by label"
     cli("repack", grouped, target, "--subset", subset, "-b", 20)
-    with dsprep.Reader(grouped, 9, subset=subset, check_order=False) as reader:
+    with dsprep.Reader(grouped, 9, subset=subset) as reader:
         expected = sorted(came(reader))
     with h5py.File(target) as file:
         assert file["i"][:].tolist() == expected
@@ -401,7 +401,7 @@ def test_mini_epochs_of_a_subset(grouped: Path, tmp_path: Path, pools: int) -> N
         with dsprep.Reader(grouped, 8, rank=rank, world_size=2, cache=cache, **more) as reader:
             for _ in range(6):
                 seen += came(reader)
-    with dsprep.Reader(grouped, 8, subset=subset, check_order=False) as reader:
+    with dsprep.Reader(grouped, 8, subset=subset) as reader:
         assert sorted(seen) == sorted(came(reader) * 2)
     report = dsprep.audit(grouped, 2, 8, subset=subset, mini_epochs=3, repeats=2, pools=pools)
     assert report.kept

@@ -107,7 +107,7 @@ def test_arguments_of_the_reader(tmp_path):
 
     plan = planned(capacity=80_000)
     assert (plan.groups, plan.mini_epochs, plan.repeats, plan.fits) == (16, 5, 3, False)
-    where = {"rank": 0, "world_size": 1, "cache": tmp_path / "cache"}
+    where = {"rank": 0, "world_size": 1, "cache": dsprep.Cache(tmp_path / "cache", 80_000)}
     with dsprep.Reader(path, 4, **plan.reader, **where) as reader:
         seen = np.zeros(64, int)
         for _ in range(plan.passes):
@@ -115,7 +115,7 @@ def test_arguments_of_the_reader(tmp_path):
                 seen[batch["x"][:, 0].astype(int)] += 1
     assert plan.passes_per_sample == (seen.min(), seen.max()) == (3, 3)
     whole = planned(capacity=10**6).reader
-    assert whole == {"epochs": 3, "cache_size": 10**6}
+    assert whole == {"epochs": 3}
     shared = planned(replace(job, nodes=3), capacity=90_000).reader
     assert shared["recompose"] is False
     assert shared["pools"] == 3

@@ -363,7 +363,8 @@ def test_a_device_gets_the_batches_of_the_reader(large, shuffle, kept):
     side = Fake()
     with dsprep.Reader(path, 8, **options) as reader:
         right = labels(epochs(reader, 8))
-    source = dsprep.Reader(path, 8, allocate=kept, **options)
+    source = dsprep.Reader(path, 8, **options)
+    source.allocate = kept
     found = []
     for _ in range(8):
         feed = Feed(source, _tensors, side)
@@ -382,7 +383,9 @@ def test_copies_that_fall_behind_are_waited_for(large, kept):
     options = {"buffers": 1, **ALONE}
     with dsprep.Reader(large[0], 8, **options) as reader:
         right = labels(reader)
-    feed = Feed(dsprep.Reader(large[0], 8, allocate=kept, **options), _tensors, side)
+    source = dsprep.Reader(large[0], 8, **options)
+    source.allocate = kept
+    feed = Feed(source, _tensors, side)
     late = list(feed)
     assert side.most <= adapter.COPIES
     feed.close()

@@ -6,13 +6,12 @@ import errno
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 
 from dsprep.cache.copies import ASKED, LEFT_OUT, OPEN, PLANNED, READY, REFUSED, Copy, Descriptor
-from dsprep.cache.folder import CacheFolder, Size
+from dsprep.cache.folder import CacheFolder
 from dsprep.cache.pieces import PAGE, Pieces, Range, name_of
 from dsprep.core.schema import Bytes
 from dsprep.storage.checksums import pwrite_crc32c
@@ -20,9 +19,6 @@ from dsprep.storage.ranges import fstat, named, truncate
 
 BLOCK = 4 << 20
 """Bytes that are copied at a time."""
-
-FIRST, EXTENTS = 4, 256
-"""Ranges of a file from which on it takes a block more, and those that such a block describes."""
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -57,8 +53,8 @@ class Copier:
     ----------
     pieces
         Of the dataset.
-    folder, size
-        Where copies are, and how much they may take.
+    folder
+        Where copies are.
     threads
         That copy.
     throttle
@@ -73,13 +69,12 @@ class Copier:
         self,
         pieces: Pieces,
         folder: CacheFolder,
-        size: Size,
         threads: int,
         throttle: Throttle,
         drawn: Callable[[int], None] = lambda nbytes: None,
         refused: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.pieces, self._folder, self._size = pieces, folder, size
+        self.pieces, self._folder = pieces, folder
         self._threads, self._throttle = threads, throttle
         self._drawn, self._refused = drawn, refused
 
@@ -111,7 +106,6 @@ class Copier:
         if lock is None:
             return False
         try:
-            copy.refresh()
             ask()
             while not (copy.is_filled or stop()):
                 copy.not_synced()
@@ -136,13 +130,10 @@ class Copier:
         total = sum(piece.taken for _, piece in pieces)
         # For the names of files; and of mini-epochs, for the next one to begin.
         spare = PAGE + (copy.facts.nbytes if copy.facts.part else PAGE)
-        room = self._folder.make_room(total + spare, self._size, copy.name) - spare
+        room = self._folder.make_room(total + spare, copy.name) - spare
         writer = _Writer(copy, self.pieces)
-        full, extents = False, Counter[str]()
+        full = False
         for i, piece in pieces:
-            for name in (name_of(r.number, r.path) for r in piece.ranges):
-                extents[name] += 1  # of which the file system keeps some in blocks of their own
-                room -= PAGE if extents[name] % EXTENTS == FIRST else 0
             room -= piece.taken
             full = full or room < 0
             try:

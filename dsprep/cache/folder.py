@@ -144,14 +144,20 @@ def find_root(path: Path, *, create: bool) -> Path:
 class CacheFolder:
     """A directory of copies, made if it is not there; see `find_root`.
 
-    Attributes
+    Parameters
     ----------
     root
-        The directory with the copies.
+        The directory.
+    size
+        The bytes that all copies may take; see `Size.parse`.
+    create
+        Whether it is made.
     """
 
-    def __init__(self, root: str | Path, *, create: bool = True) -> None:
-        self.root = find_root(Path(root), create=create)
+    def __init__(
+        self, root: str | Path, size: int | str | None = None, *, create: bool = True
+    ) -> None:
+        self.root, self._size = find_root(Path(root), create=create), Size.parse(size)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -175,11 +181,11 @@ class CacheFolder:
         """Return the bytes that all copies take."""
         return sum(map(self.resident, self.names()))
 
-    def open(self, facts: Facts, size: Size | None = None) -> Copy:
+    def open(self, facts: Facts) -> Copy:
         """Open a copy; make it if it is not there, and remove what was left unfinished.
 
-        `size` is what all copies may take. Unfinished are mini-epochs that are not complete and
-        that nobody uses: of jobs that were killed.
+        Unfinished are mini-epochs that are not complete and that nobody uses: of jobs that were
+        killed.
         """
         with self.locked():
             self.remove_unfinished()
@@ -188,28 +194,28 @@ class CacheFolder:
                 if info and (info.problem or (info.part and not info.complete)):
                     remove_unused(self.root / name)
             path = self.root / facts.name
-            if not (size is None or path.exists()) and (
-                self.make_room(facts.nbytes, size, facts.name) < facts.nbytes
-            ):
+            room = facts.nbytes
+            if not path.exists() and self.make_room(room, facts.name) < room:
                 raise OSError(errno.ENOSPC, "there is no room for one more copy", str(path))
             return Copy.create(path, facts)
 
-    def make_room(self, nbytes: int, size: Size, kept: str) -> int:
+    def room(self) -> int:
+        """Return how many bytes may be taken now."""
+        used = self.used()
+        return self._size.limit(self.root, used) - used
+
+    def make_room(self, nbytes: int, kept: str) -> int:
         """Return how many bytes may be taken; copies that nobody uses are removed for `nbytes`.
 
         Those that have not been used for longest go first. To be called with the directory locked.
         """
         self.remove_unfinished()
-        used = self.used()
-        room = size.limit(self.root, used) - used
-        if room >= nbytes:
-            return room
+        room = self.room()
         for name in sorted(self.names(), key=self._last_use):
+            if room >= nbytes:
+                break
             if name != kept and not remove_unused(self.root / name):
-                used = self.used()
-                room = size.limit(self.root, used) - used
-                if room >= nbytes:
-                    break
+                room = self.room()
         return room
 
     def remove(self, name: str, *, dry_run: bool = False) -> str:

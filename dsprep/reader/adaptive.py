@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsprep.errors import UsageError, describe
-from dsprep.reader.mini_epochs import MOST, Policy
+from dsprep.reader.mini_epochs import Policy
 from dsprep.reader.options import at_least
 from dsprep.reader.ranks import RankInfo
 
@@ -91,8 +91,6 @@ class Adaptive:
         try:
             decided = tuple(at_least("repeats", n, 1, 1 << 32) for n in state["repeats"])
             reports = [{str(k): float(v) for k, v in r.items()} for r in state["reports"]]
-            if len(decided) > MOST:
-                raise ValueError("numbers of passes are out of range")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"the state of the reader is damaged: {error}") from error
         self.decided, self.reports = decided, reports

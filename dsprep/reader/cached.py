@@ -26,7 +26,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 from weakref import WeakValueDictionary, finalize, ref
 
 import numpy as np
@@ -36,13 +36,12 @@ from dsprep.cache.copies import ASKED, PLANNED, READY, Copy, Facts
 from dsprep.cache.folder import CacheFolder, Size
 from dsprep.cache.pieces import Pieces
 from dsprep.core.schema import Ints
-from dsprep.errors import DsprepError
+from dsprep.core.units import parse_rate
+from dsprep.errors import DsprepError, UsageError
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Stopped
 from dsprep.reader.order import Assignment, EpochSegment, Sequence
 from dsprep.sidecar.sidecar import Sidecar
-
-CachePolicy: TypeAlias = Literal["epoch", "mini-epoch"]
 
 POLICIES = ("epoch", "mini-epoch")
 
@@ -61,14 +60,49 @@ class CacheWarning(UserWarning):
 
 
 @dataclass(frozen=True)
-class CacheOptions:
-    """Where copies are, and what they may take; see `dsprep.Reader`."""
+class Cache:
+    """A directory of a faster tier, in which a `Reader` keeps groups.
 
-    root: Path
-    size: Size
-    policy: CachePolicy
-    throttle: Throttle  # of what is copied
-    threads: int
+    Parameters
+    ----------
+    path
+        The directory.
+    size
+        Bytes that it may take: a number, text such as ``"1.6TB"``, or ``"75%"`` of what is free
+        there and what the cache has already, the default.
+    policy
+        ``"epoch"``: keep what there is room for, and replace nothing; ``"mini-epoch"``, the default
+        with mini-epochs: keep the one that is under way, and copy the next one meanwhile.
+    bandwidth
+        Bytes per second, or text such as ``"2GB/s"``, that are copied at most; None: all there is.
+
+    Raises
+    ------
+    UsageError
+        If one of them is not possible.
+    """
+
+    path: str | Path
+    size: int | str | None = None
+    policy: Literal["epoch", "mini-epoch"] | None = None
+    bandwidth: int | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy not in (None, *POLICIES):
+            expected = "one of " + ", ".join(POLICIES)
+            raise UsageError(f"policy of a cache is {self.policy!r}", expected=expected)
+        Size.parse(self.size)
+        self.throttle()
+
+    @property
+    def root(self) -> Path:
+        """The directory."""
+        return Path(self.path)
+
+    def throttle(self) -> Throttle:
+        """Return what lets bytes through that are copied."""
+        rate = f"{self.bandwidth}B/s" if isinstance(self.bandwidth, int) else self.bandwidth
+        return Throttle(parse_rate(rate) if rate else None)
 
 
 class Staged:
@@ -199,8 +233,8 @@ class ReaderCache:
         The dataset, and the fields that are read.
     order
         Which samples come when.
-    options
-        See `CacheOptions`.
+    cache, threads
+        Where they are, and how many threads copy.
     ledger
         Where what is copied is counted.
     """
@@ -210,10 +244,12 @@ class ReaderCache:
         sidecar: Sidecar,
         names: tuple[str, ...],
         order: Assignment,
-        options: CacheOptions,
+        cache: Cache,
+        threads: int,
         ledger: Ledger,
     ) -> None:
-        self._sidecar, self._order, self._options, self._ledger = sidecar, order, options, ledger
+        self._sidecar, self._order, self._options, self._ledger = sidecar, order, cache, ledger
+        self._threads = threads
         self._pieces = Pieces(sidecar, order.stored, names)
         self._folder: CacheFolder | None = None
         self._copier: Copier | None = None
@@ -306,17 +342,10 @@ class ReaderCache:
         staged = self._open.get(facts.name)
         if staged is None:
             if self._folder is None:
-                self._folder = CacheFolder(self._options.root)
-                self._copier = Copier(
-                    self._pieces,
-                    self._folder,
-                    self._options.size,
-                    self._options.threads,
-                    self._options.throttle,
-                    self._draw,
-                    self._refused,
-                )
-            copy = self._folder.open(facts, self._options.size)
+                self._folder = CacheFolder(self._options.root, self._options.size)
+                how = self._threads, self._options.throttle(), self._draw, self._refused
+                self._copier = Copier(self._pieces, self._folder, *how)
+            copy = self._folder.open(facts)
             staged = Staged(copy, self._sidecar, self._note)
             self._open[facts.name] = staged
         staged.copy.touch()

@@ -78,24 +78,12 @@ def is_cacheable(verified: Mapping[str, str | None]) -> bool:
     return not kinds
 
 
-def warn_of_pools(options: ReaderOptions, rank_info: RankInfo) -> None:
-    """Warn if there are ranks that read from two pools."""
-    several = options.cache is not None and rank_info.world_size % options.pools
-    if several and not rank_info.rank:
-        warnings.warn(
-            f"{rank_info.world_size} ranks are not a multiple of pools={options.pools}: "
-            "those whose share lies in two pools read a part of it from the dataset each pass",
-            CacheWarning,
-            stacklevel=4,
-        )
-
-
 def warn_of_order(
     options: ReaderOptions, order: Assignment, rank_info: RankInfo, opened: Sidecar
 ) -> None:
     """Warn, once for each dataset, if samples are sorted by a field and groups not mixed."""
     several = options.buffers_mixed is None and options.shuffle == "group"
-    if not (options.check_order and several and options.cache is None) or rank_info.rank:
+    if not several or options.cache is not None or rank_info.rank:
         return
     if order.groups <= order.mixed or opened.path in _looked_at:
         return
@@ -104,8 +92,7 @@ def warn_of_order(
         warnings.warn(
             f"{opened.dataset}: samples are sorted by {name}, and only those that are read "
             "together are shuffled, so a batch sees few values of it; repack with --shuffle "
-            "SEED, or give buffers_mixed=K (K groups shuffled together) or shuffle='global' "
-            "(check_order=False: not looked at)",
+            "SEED, or give buffers_mixed=K (K groups shuffled together) or shuffle='global'",
             OrderWarning,
             stacklevel=4,
         )

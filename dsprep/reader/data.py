@@ -44,25 +44,18 @@ def absolute(path: str) -> str:
 
 
 def open_data(
-    path: Paths,
-    data: Paths | None = None,
-    *,
-    check: bool = True,
-    follow_external: bool = False,
-    note: bool = True,
+    path: Paths | Sidecar, data: Paths | None = None, *, check: bool = True, note: bool = True
 ) -> Sidecar:
     """Open a dataset through its sidecar.
 
     Parameters
     ----------
     path
-        The dataset, or its sidecar.
+        The dataset, its sidecar, or an opened one.
     data
         The dataset, where it is not the one beside the sidecar.
     check
         Whether to check that the data have not changed.
-    follow_external
-        Whether symbolic links may lead out of the directory of the dataset.
     note
         Whether to warn of what has no sidecar.
 
@@ -78,11 +71,16 @@ def open_data(
     UsageError, StaleError, FormatError, UnsupportedError
         If files do not go together, changed, are damaged, or cannot be located.
     """
+    if isinstance(path, Sidecar):
+        opened = path.again()
+        if check:
+            opened.check()
+        return opened
     named, of = names_of("path", path), data if data is None else names_of("data", data)
     if len(named) == 1 and (of is None or (len(of) == 1 and as_path(of[0]).exists())):
         try:
             where = None if of is None else of[0]
-            return Sidecar.open(named[0], where, check=check, follow_external=follow_external)
+            return Sidecar.open(named[0], where, check=check)
         except MissingError:
             several = named[0].startswith("@") or "{" in named[0] or glob.has_magic(named[0])
             exists = as_path(named[0]).exists()
@@ -95,46 +93,43 @@ def open_data(
             raise UsageError("data= belongs to one sidecar", found=", ".join(named[:3]))
         at = spec.find_path(files, as_path(named[0]))
         assert at is not None  # or it raises
-        opened = _reduced(at, files, follow_external)
+        opened = _reduced(at, files)
     else:
-        found = _find(format, files, follow_external)
+        found = _find(format, files)
         if found is None:
-            found = _located(named, (format, files, notes), follow_external, note)
+            found = _located(named, (format, files, notes), note)
         opened = found
     if check:
         opened.check()
     return opened
 
 
-def _reduced(located: tuple[Path, Path], files: Sequence[Path], follow: bool) -> Sidecar:
+def _reduced(located: tuple[Path, Path], files: Sequence[Path]) -> Sidecar:
     """Return a dataset that has a sidecar, reduced to some files in their order."""
     dataset, where = located
     content = spec.read(where)
     part = spec.reduced(content, dataset, files, where)
-    return Sidecar(part, dataset, where, None, follow, kept=part.files == content.files)
+    return Sidecar(part, dataset, where, kept=part.files == content.files)
 
 
-def _find(format: Format, files: Sequence[Path], follow: bool) -> Sidecar | None:
+def _find(format: Format, files: Sequence[Path]) -> Sidecar | None:
     """Return the sidecar of some files, or the sidecars of all of them as one."""
     look = lru_cache(maxsize=1024)(spec.find_beside)  # another process may just write one
     located = spec.find_path(files, look=look)
     if located is not None:
         listed = {located[0] / entry.path for entry in spec.read(located[1]).files}
         if listed.issuperset(files) or not (format.keeps_types or listed.isdisjoint(files)):
-            return _reduced(located, files, follow)
+            return _reduced(located, files)
     dataset = common_path(files)
     joined = join(files, dataset, look)
     if joined is None:
         return None
     content, companion = joined
-    return Sidecar(content, dataset, spec.sidecar_path(dataset), companion, follow, kept=False)
+    return Sidecar(content, dataset, spec.sidecar_path(dataset), companion, kept=False)
 
 
 def _located(
-    named: Sequence[str],
-    found: tuple[Format, list[Path], list[str]],
-    follow: bool,
-    note: bool,
+    named: Sequence[str], found: tuple[Format, list[Path], list[str]], note: bool
 ) -> Sidecar:
     """Return the sidecar of files that have none: written, or else in memory."""
     format, files, _ = found
@@ -159,14 +154,13 @@ def _located(
                 time.sleep(pause)  # it has written the companion, which comes first
         except (OSError, UsageError) as error:  # the latter of a web server
             why = error.what if isinstance(error, DsprepError) else str(error)
-        opened = _find(format, files, follow)
+        opened = _find(format, files)
         if opened is not None:
             _note(f"{made.dataset}: there was no sidecar; wrote {where.name} of {size}", note)
             return opened
     text = f"{made.dataset}: {size} have no sidecar, and are located in memory each time ({why}); "
     _note(f"{text}{command} --out F writes one, for path=F with data= these files", note)
-    how = made.companion or None, follow
-    return Sidecar(made.content, made.dataset, where, *how, kept=False)
+    return Sidecar(made.content, made.dataset, where, made.companion or None, kept=False)
 
 
 def _is_whole(dataset: Path, files: Sequence[Path]) -> bool:

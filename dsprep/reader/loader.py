@@ -23,6 +23,7 @@ from dsprep.reader.defaults import (
 )
 from dsprep.reader.io_threads import IoThreads
 from dsprep.reader.ledger import EpochStats, Ledger
+from dsprep.reader.memory import Allocate, anonymous
 from dsprep.reader.mini_epochs import Pass, Policy
 from dsprep.reader.node import join
 from dsprep.reader.node.client import Client
@@ -52,8 +53,10 @@ class Reader(ReaderOptions):
     ----------
     path
         The dataset, or its sidecar: a file, a directory, a glob, ``@list.txt``, or a list of these,
-        which are read as one. Without a sidecar, up to 4 GB in up to 1,000 files are located at
-        once, and it is written if it may be, which a `dsprep.errors.LocatedWarning` says.
+        which are read as one; or an opened `Sidecar`. Without a sidecar, up to 4 GB in up to 1,000
+        files are located at once, and it is written if it may be, which a
+        `dsprep.errors.LocatedWarning` says. Where groups of samples that are sorted by a field are
+        shuffled one by one, rank 0 warns once (`dsprep.source.alike.OrderWarning`).
     batch_size
         Samples per step of this rank, n.
     buffer_size
@@ -94,10 +97,8 @@ class Reader(ReaderOptions):
         it always does: see `dsprep.reader.mini_epochs`.
     repeats
         Passes of each part; or those of each in turn, counted over all epochs, of which the last
-        number holds for all further ones; or a function of the number of a part, counted so, such
-        as ``lambda part: 4 + part // 8``, which gives the same at every call; or what decides by
-        what `report` is given, see `dsprep.repeats`. In the latter case nothing is read ahead of a
-        pass.
+        number holds for all further ones; or what decides by what `report` is given, see
+        `dsprep.repeats`. In the latter case nothing is read ahead of a pass.
     recompose
         Whether every epoch draws its parts anew, not only their order.
     pools
@@ -105,18 +106,11 @@ class Reader(ReaderOptions):
         own and as many ranks. Every pass then draws the order within each, so that samples stay on
         their node; of a group in which one ends and the next one begins, both have a copy.
     cache
-        A directory of a faster tier, such as a local disk, in which groups are kept. All Readers of
-        a node share it, also those of several jobs; it outlives them. What `dsprep.stage` has put
-        there is found. If it fails, data come from the dataset, with a `CacheWarning`. Nobody
-        else may write to it; it is made if it is not there.
-    cache_size
-        Bytes that it may take: a number, text such as ``"1.6TB"``, or ``"75%"`` of what is free
-        there and what the cache has already, the default.
-    cache_policy
-        ``"epoch"``: keep what there is room for, and replace nothing; ``"mini-epoch"``, the default
-        with mini-epochs: keep the one that is under way, and copy the next one meanwhile.
-    cache_bandwidth
-        Bytes per second, or text such as ``"2GB/s"``, that are copied at most; None: all there is.
+        A directory of a faster tier, such as a local disk, in which groups are kept, or a
+        `dsprep.Cache`, which says more. All Readers of a node share it, also those of several jobs;
+        it outlives them. What `dsprep.stage` has put there is found. If it fails, data come from
+        the dataset, with a `CacheWarning`. Nobody else may write to it; it is made if it is not
+        there.
     io_threads
         Threads that read; None: as many as the cores of this process, divided among the ranks of
         this node that share them, at least 1 and at most 4; all of that share where values are
@@ -165,17 +159,12 @@ class Reader(ReaderOptions):
         there are, with replacement, by seed and epoch; those of a group are read together.
     data
         The dataset, where it is not the one beside the sidecar.
-    check_order
-        Whether rank 0 looks at some samples for an integer field by which they are sorted, and
-        warns once (`dsprep.source.alike.OrderWarning`) where groups are shuffled one by one.
-    follow_external
-        Whether symbolic links may lead out of the directory of the dataset.
-    allocate
-        Gives memory for batches: called with a number of bytes, returns an ``mmap`` of at least
-        as many; see `dsprep.reader.memory`.
 
     Attributes
     ----------
+    allocate
+        Gives memory for batches, from the next loop on: called with a number of bytes, returns an
+        ``mmap`` of at least as many; see `dsprep.reader.memory`.
     rank_info
         Rank and world size, and where they come from.
     schema
@@ -197,6 +186,7 @@ class Reader(ReaderOptions):
         If the sidecar is not that of the data, or damaged.
     """
 
+    allocate: Allocate = staticmethod(anonymous)
     _node: Client | Service | None
 
     def __post_init__(self) -> None:
@@ -207,15 +197,12 @@ class Reader(ReaderOptions):
         transformed(self.schema, self.transforms)
         self._order = assign(self, self._sidecar, self.rank_info.world_size)
         mini = self._order.mini
-        if mini is not None and mini.repeats:
-            mini.first(self.epochs or 1)  # a function that fails does so now
         self._adaptive: Adaptive | None = None
         if mini is not None and not mini.repeats:
             self._adaptive = Adaptive(cast("Policy", self.repeats), self.rank_info, self.comm)
         checks.check_steps(self._order)
         self._sidecar.check()
         checks.warn_of_order(self, self._order, self.rank_info, self._sidecar)
-        checks.warn_of_pools(self, self.rank_info)
         self._chosen = choose_for(self, self._sidecar, self._order, self.rank_info)
         self.verified: Mapping[str, str | None] = {}
         if self.verify:
@@ -233,8 +220,7 @@ class Reader(ReaderOptions):
                 weakref.finalize(self, self._node.close)
 
     def _opened(self) -> Sidecar:
-        how = {"check": False, "follow_external": self.follow_external}
-        return open_data(self.path, self.data, **how, note=not self.rank_info.rank)
+        return open_data(self.path, self.data, check=False, note=not self.rank_info.rank)
 
     def _begin_process(self) -> None:
         """Reset: nothing is under way, at first and in a forked child."""
@@ -247,16 +233,13 @@ class Reader(ReaderOptions):
         self._filler = Filler(self._sidecar, self.schema.names, capacity, self.verify)
         self._pools: Pools | None = None
         self._shared: tuple[IoThreads, float] | None = None
-        how = self.seed, self.rank_info.rank, self._sidecar.dataset, self.allocate
-        self._transforming = Transforming(self.transforms, *how)
+        self._transforming: Transforming | None = None
         self._batches: Callable[[], Batches | None] = lambda: None  # the last loop, if it is there
         self._node = None
-        options = self.cache_options(self._chosen[0].threads)
         self._cache: ReaderCache | None = None
-        if options is not None and self.samples and checks.is_cacheable(self.verified):
-            self._cache = ReaderCache(
-                self._sidecar, self.schema.names, self._order, options, self._ledger
-            )
+        if (cache := self.cache_options) and self.samples and checks.is_cacheable(self.verified):
+            how = cache, self._chosen[0].threads, self._ledger
+            self._cache = ReaderCache(self._sidecar, self.schema.names, self._order, *how)
             weakref.finalize(self, self._cache.close)  # also where nobody does
 
     def _set_up(self, comm: Any) -> Settings:
@@ -396,7 +379,7 @@ class Reader(ReaderOptions):
             if self.io_threads is None and self.stagger is None:
                 settings = replace(settings, threads=io.count, io=io)
         if self._pools is None:
-            self._pools = Pools(self._filler, settings)
+            self._pools = Pools(self._filler, replace(settings, allocate=self.allocate))
         return Pipeline(self._filler, legs, settings, self._pools, self._ledger)
 
     def _begin(self) -> Steps:
@@ -407,11 +390,7 @@ class Reader(ReaderOptions):
             source = self._node.begin(start, legs, self._ledger, self._pipeline)
         else:
             source = self._pipeline(legs)
-        try:
-            return Steps(source, legs, self._ledger)
-        except BaseException:  # a function that gives repeats may fail
-            source.close()
-            raise
+        return Steps(source, legs, self._ledger)
 
     def __iter__(self) -> Batches:
         """Return the batches of the next epoch, or of what is left of it."""
@@ -453,6 +432,9 @@ class Reader(ReaderOptions):
         self._closing = self._looping = None
 
     def _loop(self, running: Steps) -> Generator[Any, None, None]:
+        if self._transforming is None:
+            how = self.seed, self.rank_info.rank, self._sidecar.dataset, self.allocate
+            self._transforming = Transforming(self.transforms, *how)
         cores = cores_of(self.rank_info)
         loop = self._transforming.apply(running.batches(), cores, self.transform_threads)
         for _, _, batch in loop:
@@ -519,7 +501,7 @@ class Reader(ReaderOptions):
             "epoch": self.epoch,
             "stages": [[s.world_size, s.batch_size, s.steps] for s in (*self._stages, here)],
             **({} if self._adaptive is None else self._adaptive.state()),
-            **self._order.facts(self.epoch),
+            **self._order.facts(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, other_data: bool = False) -> None:
@@ -542,7 +524,7 @@ class Reader(ReaderOptions):
         self._between_loops("load the state")
         states.check_origin(state, None if other_data else self._sidecar)
         epoch, stages = states.parse(state)
-        states.check_facts(state, self._order.facts(epoch))
+        states.check_facts(state, self._order.facts())
         if self._adaptive is not None:
             self._adaptive.load(state)
         last = stages[-1]
@@ -555,7 +537,7 @@ class Reader(ReaderOptions):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy reads for itself, and is not a process of the communicator.
-        alone = {"readers_per_node": None, "comm": None, "check_order": False}
+        alone = {"readers_per_node": None, "comm": None}
         given = {name: getattr(self, name) for name in ReaderOptions.__dataclass_fields__}
         return {"arguments": {**given, **alone}, "state": self.state_dict()}
 

@@ -14,7 +14,7 @@ is read from the same cache in every pass.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,10 +23,6 @@ import numpy as np
 from dsprep.core.permutation import Permutation
 from dsprep.core.schema import Ints
 from dsprep.core.spans import offsets_of
-from dsprep.errors import UsageError
-
-MOST = 1 << 18
-"""The most parts of a training that can each have their own repeats."""
 
 
 def derive(*words: object) -> int:
@@ -60,39 +56,6 @@ class Policy(Protocol):
         """Return whether the passes of a part that gave these metrics are enough."""
 
 
-class Schedule:
-    """Repeats of the parts in turn, by a function: each is computed once, when it is needed.
-
-    Parameters
-    ----------
-    function
-        Of the number of a part, counted over all epochs: at least 1, and the same at every call.
-    """
-
-    def __init__(self, function: Callable[[int], int]) -> None:
-        self._function = function
-        self._known: tuple[int, ...] = ()
-
-    def known(self, parts: int = 0, passes: int = 0) -> tuple[int, ...]:
-        """Return the repeats of the first parts: at least of so many, and that many passes.
-
-        Threads may call it at the same time.
-        """
-        known = [*self._known]
-        total = sum(known)
-        while len(known) < parts or total < passes:
-            if len(known) == MOST:
-                raise UsageError(
-                    f"repeats of more than {MOST:,} mini-epochs are needed",
-                    fix="give repeats as a number or a sequence, or fewer epochs",
-                )
-            known.append(self._function(len(known)))
-            total += known[-1]
-        names = tuple(known)
-        self._known = max(self._known, names, key=len)
-        return names
-
-
 @dataclass(frozen=True)
 class MiniEpochs:
     """How epochs are cut into parts, and how often each of them is passed.
@@ -111,29 +74,18 @@ class MiniEpochs:
     """
 
     parts: int
-    repeats: tuple[int, ...] | Schedule
+    repeats: tuple[int, ...]
     recompose: bool = True
     pools: int = 1
 
-    def facts(self, number: int) -> list[object]:
-        """Return what decides the passes up to one of them, as JSON.
-
-        Of a schedule: what it gives for these and for the first epoch, so that another one is
-        noticed, but not one that differs only later.
-        """
-        if isinstance(self.repeats, Schedule):
-            mini_pass = self.at(number)
-            parts = max(self.parts, mini_pass.epoch * self.parts + mini_pass.part + 1)
-            repeats: object = f"schedule {derive(*self.repeats.known(parts)[:parts]):x}"
-        else:
-            repeats = list(self.repeats)
-        return [self.parts, repeats, self.recompose, self.pools]
+    @property
+    def facts(self) -> list[object]:
+        """What decides the passes, as JSON."""
+        return [self.parts, list(self.repeats), self.recompose, self.pools]
 
     def first(self, epoch: int) -> int:
         """Return the number of the first pass of an epoch, where repeats are known beforehand."""
         parts, repeats = epoch * self.parts, self.repeats
-        if isinstance(repeats, Schedule):
-            return sum(repeats.known(parts)[:parts])
         return sum(repeats[:parts]) + max(0, parts - len(repeats)) * repeats[-1]
 
     def at(self, number: int, decided: tuple[int, ...] = ()) -> Pass:
@@ -142,18 +94,14 @@ class MiniEpochs:
         `decided` are the repeats of the parts that are over, where they are not known beforehand;
         all further passes are of the next part.
         """
-        repeats = self.repeats
-        if isinstance(repeats, Schedule):
-            known = repeats.known(passes=number + 1)
-        else:
-            known = repeats or decided
+        known = self.repeats or decided
         ends = offsets_of(np.array(known, np.int64))
         rest = number - int(ends[-1])
         if rest < 0:
             part = int(np.searchsorted(ends, number, "right")) - 1
             turn = number - int(ends[part])
         else:
-            more, turn = divmod(rest, known[-1]) if repeats else (0, rest)
+            more, turn = divmod(rest, known[-1]) if self.repeats else (0, rest)
             part = len(known) + more
         return Pass(number, *divmod(part, self.parts), turn)
 

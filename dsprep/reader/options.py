@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeAlias, cast
 
 import numpy as np
 
-from dsprep.cache.copier import Throttle
-from dsprep.cache.folder import Size
 from dsprep.core.schema import LARGEST, Ints, Schema
-from dsprep.core.units import parse_rate
-from dsprep.errors import UsageError, describe
-from dsprep.reader.cached import POLICIES, CacheOptions, CachePolicy
+from dsprep.errors import UsageError
+from dsprep.reader.cached import Cache
 from dsprep.reader.data import Paths
 from dsprep.reader.each import Collate, check_call
 from dsprep.reader.engines import NAMES
-from dsprep.reader.memory import Allocate, anonymous
-from dsprep.reader.mini_epochs import MiniEpochs, Policy, Schedule
+from dsprep.reader.mini_epochs import MiniEpochs, Policy
 from dsprep.reader.order import REMAINDERS, SHUFFLES, Assignment, Remainder, Shuffle
 from dsprep.reader.subset import Subset, kept_samples, read_weights
 from dsprep.reader.transforms import Transforms, as_transforms
@@ -29,7 +25,7 @@ from dsprep.reader.units import cut_units
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.files import names_of
 
-Repeats: TypeAlias = int | Sequence[int] | Callable[[int], int] | Policy
+Repeats: TypeAlias = int | Sequence[int] | Policy
 """How often each part of an epoch is passed, as users write it."""
 
 
@@ -37,7 +33,7 @@ Repeats: TypeAlias = int | Sequence[int] | Callable[[int], int] | Policy
 class OrderOptions:
     """What decides which samples come, and in which order: parameters of a `Reader`, checked."""
 
-    path: Paths
+    path: Paths | Sidecar
     batch_size: int
     _: KW_ONLY
     buffer_size: int | str | None = None
@@ -63,7 +59,8 @@ class OrderOptions:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        names_of("path", self.path)
+        if not isinstance(self.path, Sidecar):
+            names_of("path", self.path)
         if isinstance(self.fields, str):
             object.__setattr__(self, "fields", (self.fields,))
         if isinstance(self.shuffle, bool):
@@ -169,10 +166,7 @@ class ReaderOptions(OrderOptions):
     epochs: int | None = 1
     on_break: str = "continue"
     buffers: int | None = None
-    cache: str | Path | None = None
-    cache_size: int | str | None = None
-    cache_policy: str | None = None
-    cache_bandwidth: int | str | None = None
+    cache: str | Path | Cache | None = None
     io_threads: int | None = None
     transfer_size: int | None = None
     engine: str = "buffered"
@@ -183,9 +177,6 @@ class ReaderOptions(OrderOptions):
     readers_per_node: int | None = None
     stagger: int | None = None
     comm: Any = None
-    check_order: bool = True
-    follow_external: bool = False
-    allocate: Allocate = anonymous
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -193,7 +184,9 @@ class ReaderOptions(OrderOptions):
             raise UsageError("collate and transform exclude each other", fix="give one of them")
         optional = ("epochs", "io_threads", "transfer_size", "readers_per_node", "stagger")
         check_numbers(self, (), (*optional, "buffers", "transform_threads"))
-        self._check_cache()
+        policy = None if self.cache_options is None else self.cache_options.policy
+        if policy == "mini-epoch" and self.mini_epochs is None:
+            raise UsageError("there are no mini-epochs to keep", fix="give mini_epochs, too")
         check_word("engine", self.engine, NAMES)
         check_word("on_break", self.on_break, ("continue", "restart"))
 
@@ -206,29 +199,13 @@ class ReaderOptions(OrderOptions):
         check_call("collate", collate.__wrapped__, "samples")
         return (collate,)
 
-    def _check_cache(self) -> None:
-        """Raise `UsageError` if the options of a cache make no sense."""
-        for name in ("cache_size", "cache_policy", "cache_bandwidth"):
-            if self.cache is None and getattr(self, name) not in (None, False):
-                raise UsageError(f"{name} is that of a cache", fix="give cache= a directory")
-        if self.cache_policy not in (None, *POLICIES):
-            expected = "one of " + ", ".join(POLICIES)
-            raise UsageError(f"cache_policy is {self.cache_policy!r}", expected=expected)
-        if self.cache_policy == "mini-epoch" and self.mini_epochs is None:
-            raise UsageError("there are no mini-epochs to keep", fix="give mini_epochs, too")
-        self.cache_options(1)
-
-    def cache_options(self, threads: int) -> CacheOptions | None:
-        """Return where copies are, and what they may take; None: there is no cache."""
-        if self.cache is None:
-            return None
-        policy: CachePolicy = "epoch" if self.mini_epochs is None else "mini-epoch"
-        if self.cache_policy is not None:
-            policy = "epoch" if self.cache_policy == "epoch" else "mini-epoch"
-        rate = self.cache_bandwidth
-        bandwidth = parse_rate(f"{rate}B/s" if isinstance(rate, int) else rate) if rate else None
-        size = Size.parse(self.cache_size)
-        return CacheOptions(Path(self.cache), size, policy, Throttle(bandwidth), threads)
+    @cached_property
+    def cache_options(self) -> Cache | None:
+        """Where copies are, and what they may take, with the policy; None: there is no cache."""
+        cache = Cache(self.cache) if isinstance(self.cache, (str, Path)) else self.cache
+        if cache is None or cache.policy is not None:
+            return cache
+        return replace(cache, policy="epoch" if self.mini_epochs is None else "mini-epoch")
 
 
 _NO_WORKERS = "threads read, so no workers are needed; io_threads= is how many"
@@ -282,9 +259,9 @@ def check_word(name: str, word: str, known: Sequence[str]) -> None:
         raise UsageError(f"{name} is {word!r}", expected="one of " + ", ".join(known))
 
 
-def checked_repeats(given: Any) -> int | tuple[int, ...] | Callable[[int], int] | Policy:
+def checked_repeats(given: Any) -> int | tuple[int, ...] | Policy:
     """Return repeats whose numbers are possible; raise `UsageError` for others."""
-    if hasattr(given, "enough") or callable(given):
+    if hasattr(given, "enough"):
         return given  # type: ignore[no-any-return]
     if isinstance(given, Sequence) and given and not isinstance(given, str):
         return tuple(at_least("repeats", n, 1) for n in given)
@@ -299,7 +276,7 @@ def cut_epochs(
     Raises
     ------
     UsageError
-        If there are fewer groups than parts, or a function gives other repeats than numbers.
+        If there are fewer groups than parts.
     """
     groups = int(np.count_nonzero(np.diff(edges)))
     if parts > max(1, groups):
@@ -307,23 +284,5 @@ def cut_epochs(
             f"{parts} mini-epochs are more than the {groups} groups",
             fix="take fewer, or repack with a smaller --buffer-size",
         )
-    known: tuple[int, ...] | Schedule = ()
-    if isinstance(repeats, int):
-        known = (repeats,)
-    elif isinstance(repeats, tuple):
-        known = repeats
-    elif not hasattr(repeats, "enough"):
-        function = cast("Callable[[int], int]", repeats)
-
-        def checked(part: int) -> int:
-            try:
-                result = function(part)
-            except Exception as error:
-                raise UsageError(
-                    f"repeats({part}) failed: {describe(error)}",
-                    expected="a function of the number of a part, such as lambda part: 4 + part",
-                ) from error
-            return at_least(f"repeats({part})", result, 1)
-
-        known = Schedule(checked)
-    return MiniEpochs(parts, known, recompose, pools)
+    known = repeats if isinstance(repeats, tuple) else ()
+    return MiniEpochs(parts, (repeats,) if isinstance(repeats, int) else known, recompose, pools)

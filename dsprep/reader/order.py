@@ -551,9 +551,9 @@ class Assignment:
 
         return legs
 
-    def facts(self, number: int = 0) -> dict[str, object]:
-        """Return what decides the order up to an epoch, besides ranks and batches, as JSON."""
-        mini = {} if self.mini is None else {"mini_epochs": self.mini.facts(number)}
+    def facts(self) -> dict[str, object]:
+        """Return what decides the order, besides ranks and batches, as JSON."""
+        mini = {} if self.mini is None else {"mini_epochs": self.mini.facts}
         chosen = {}
         if self.kept is not None:
             chosen["subset"] = digest(self.kept.tobytes())

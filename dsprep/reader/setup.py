@@ -54,7 +54,6 @@ def settings_for(
         unit_samples=order.most * order.mixed,
         first=1 if isinstance(opened.dataset, StorePath) else choice.threads,  # each a request
         transfer=options.transfer_size,
-        allocate=options.allocate,
         cache=cache,
         token=nullcontext
         if stagger is None

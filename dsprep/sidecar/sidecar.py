@@ -12,7 +12,6 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -264,6 +263,10 @@ class Sidecar:
             opened.check()
         return opened
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        how = {"check": False, "follow_external": self._follow}
+        return partial(Sidecar.open, self.path, self.dataset, **how), ()
+
     def again(self) -> Self:
         """Return the same dataset with files of its own, such as a forked process needs."""
         how = self._companion_bytes, self._follow, self.kept
@@ -291,11 +294,8 @@ class Sidecar:
         `open_file` takes the arguments of `Sidecar.open_file`; the file that it returns holds the
         same bytes at the same offsets.
         """
-        other = copy(self)
-        other._open_file = open_file
-        other._reader = lru_cache(maxsize=256)(other._make_reader)
-        other._single = lru_cache(maxsize=256)(other._make_single)
-        other.proofs = Proofs(other)
+        other = self.again()
+        other._open_file, other._layout = open_file, self._layout
         return other
 
     @cached_property

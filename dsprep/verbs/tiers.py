@@ -186,8 +186,8 @@ class TierPlan:
 
     @property
     def reader(self) -> dict[str, Any]:
-        """Arguments of the Reader, besides those of the dataset and the directory of the cache."""
-        common = {"epochs": math.ceil(self.outer_epochs), "cache_size": self.capacity}
+        """Arguments of the Reader, besides those of the dataset and the cache."""
+        common = {"epochs": math.ceil(self.outer_epochs)}
         pools = {"pools": self.job.nodes} if self.job.nodes > 1 else {}
         if self.fits and not pools:
             return common

@@ -12,6 +12,7 @@ from dsprep.bench.strategies.base import Way
 from dsprep.bench.task import Drawn, Task
 from dsprep.errors import UsageError
 from dsprep.planning.published import parse_storage
+from dsprep.reader.cached import Cache
 from dsprep.reader.loader import Reader
 from dsprep.reader.pipeline import Settings
 
@@ -102,13 +103,15 @@ def open_provenance(task: Task, resources: ExitStack) -> Way:
 
 def open_cache(task: Task, resources: ExitStack, *, anew: bool = False, **more: Any) -> Way:
     """Open a Reader with a cache on the fast tier, or with one of this opening alone."""
-    tier: dict[str, Any] = {"cache": task.own_folder if anew else task.tier_folder}
-    tier["cache_size"] = task.tier_size
+    folder = task.own_folder if anew else task.tier_folder
+    assert folder is not None  # a strategy with a tier has one
+    bandwidth = None
     if task.storage is not None:  # as much as its threads would copy
         figures = parse_storage(task.storage)
         rate, total = task.threads * BLOCK / figures.alone(BLOCK), figures.total_bytes_per_second
-        tier["cache_bandwidth"] = int(rate if total is None else min(rate, total / task.world_size))
-    return open_reader(task, resources, **tier, **more)
+        bandwidth = int(rate if total is None else min(rate, total / task.world_size))
+    tier = Cache(folder, task.tier_size, bandwidth=bandwidth)
+    return open_reader(task, resources, cache=tier, **more)
 
 
 def open_met(task: Task, resources: ExitStack) -> Way:

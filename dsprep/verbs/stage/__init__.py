@@ -18,6 +18,7 @@ import numpy as np
 from dsprep.cache.pieces import Pieces
 from dsprep.core.schema import Ints
 from dsprep.errors import UsageError
+from dsprep.reader.cached import Cache
 from dsprep.reader.data import Paths, open_data
 from dsprep.reader.options import ReaderOptions, assign, at_least, chosen_fields
 from dsprep.reader.order import Assignment, Remainder
@@ -147,17 +148,17 @@ def stage(
     began = time.monotonic()
     if to is None and manifest is None:
         raise UsageError("there is nothing to write", fix="give to= a directory, or manifest=")
+    if to is None and (cache_size, bandwidth) != (None, None):
+        raise UsageError("cache_size is that of a cache", fix="give to= a directory")
     settings = ReaderOptions.of(
         path,
         batch_size,
         order,
         remainder=remainder,
         sidecar=sidecar,
-        cache=to,
-        cache_size=cache_size,
-        cache_bandwidth=bandwidth,
+        cache=None if to is None else Cache(to, cache_size, bandwidth=bandwidth),
     )
-    how = settings.cache_options(at_least("threads", threads, 1))
+    how, threads = settings.cache_options, at_least("threads", threads, 1)
     nodes = _nodes(ranks, ranks_per_node, node, settings.mini_epochs)
     first = at_least("first_epoch", first_epoch, 0)
     span = range(first, first + at_least("epochs", epochs, 1))
@@ -173,7 +174,7 @@ def stage(
         if how is not None and dry_run:
             outcome = look(wants, how, partial)
         elif how is not None:
-            outcome = copy_all(pieces, wants, how, partial, progress)
+            outcome = copy_all(pieces, wants, how, threads, partial, progress)
         several = assigned.shuffle == "group" and assigned.mixed < len(pieces)
         alike = sorting_field(opened) if several and settings.buffers_mixed is None else ""
     return StageReport(

@@ -12,12 +12,12 @@ import numpy as np
 
 from dsprep.cache.copier import Copier
 from dsprep.cache.copies import ABSENT, ASKED, LEFT_OUT, PLANNED, READY, REFUSED, Copy, Facts
-from dsprep.cache.folder import CacheFolder
+from dsprep.cache.folder import CacheFolder, Size
 from dsprep.cache.pieces import Pieces
 from dsprep.core.schema import Array, Ints
 from dsprep.core.units import show_nbytes
 from dsprep.errors import TargetError, UsageError
-from dsprep.reader.cached import CacheOptions
+from dsprep.reader.cached import Cache
 from dsprep.writing.staging import AGAIN
 
 PAUSE = 0.2
@@ -76,7 +76,7 @@ class Outcome:
     refused: tuple[str, ...] = ()
 
 
-def look(wants: Sequence[PiecesNeeded], how: CacheOptions, partial: bool) -> Outcome:
+def look(wants: Sequence[PiecesNeeded], how: Cache, partial: bool) -> Outcome:
     """Return what `copy_all` would do, or raise its `TargetError`."""
     states, folder = [], None
     with suppress(OSError, UsageError):
@@ -94,7 +94,8 @@ def look(wants: Sequence[PiecesNeeded], how: CacheOptions, partial: bool) -> Out
 def copy_all(
     pieces: Pieces,
     wants: Sequence[PiecesNeeded],
-    how: CacheOptions,
+    how: Cache,
+    threads: int,
     partial: bool,
     progress: Callable[[int, int], None] | None,
 ) -> Outcome:
@@ -109,14 +110,14 @@ def copy_all(
     OSError, DsprepError
         If the dataset cannot be read, or the copies not be written.
     """
-    folder = CacheFolder(how.root)
+    folder = CacheFolder(how.root, how.size)
     copies = _opened(folder, wants)
     before = [want.states(copy) for want, copy in zip(wants, copies, strict=True)]
     _left_out(wants, before, how, folder, partial)
     missing = sum(int(w.nbytes.sum()) for w in wants) - _total(wants, before, READY)
     there, drawn = 0, _CopyProgress(missing, progress)
     refused: list[str] = []
-    copier = Copier(pieces, folder, how.size, how.threads, how.throttle, drawn.add, refused.append)
+    copier = Copier(pieces, folder, threads, how.throttle(), drawn.add, refused.append)
     for want, copy in zip(wants, copies, strict=True):
         there += _fill(copier, copy, want)
     after = [want.states(copy) for want, copy in zip(wants, copies, strict=True)]
@@ -168,7 +169,7 @@ def _fill(copier: Copier, copy: Copy, want: PiecesNeeded) -> int:
 def _left_out(
     wants: Sequence[PiecesNeeded],
     states: Sequence[Array],
-    how: CacheOptions,
+    how: Cache,
     folder: CacheFolder | None,
     partial: bool,
 ) -> int:
@@ -184,7 +185,7 @@ def _left_out(
     if folder is not None:
         used = folder.used()
         kept = sum(folder.resident(want.facts.name) for want in wants)
-    room = max(0, how.size.limit(there, used) - kept)
+    room = max(0, Size.parse(how.size).limit(there, used) - kept)
     if int(taken.sum()) <= room:
         return 0
     if partial:

@@ -85,7 +85,7 @@ def read() -> None:
         from mpi4py import MPI
 
         options["comm"] = MPI.COMM_WORLD
-    reader = dsprep.Reader(data, seed=5, check_order=False, **options)
+    reader = dsprep.Reader(data, seed=5, **options)
     place = reader.rank_info
     if state is not None:
         reader.load_state_dict(json.loads(Path(state).read_text()))
