@@ -13,7 +13,6 @@ from support import DTYPES, MemorySource, assert_same_batch, random_batch, some_
 
 import dsprep
 from dsprep.core.schema import Field, Ragged, Schema
-from dsprep.errors import UnsupportedError
 from dsprep.formats.options import WriteOptions
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.writing.job import RunOptions
@@ -98,30 +97,17 @@ def test_every_pair_keeps_every_bit(a, b, firsts, tmp_path):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_one_sample(format, tmp_path):
-    schema = SOME
-    batch = random_batch(schema, 1)
-    path = write(format, tmp_path, schema, batch)
-    assert_same_batch(READ[format](path, schema), batch, schema)
-    with dsprep.open(path) as source:
-        assert len(source) == 1
-        assert source.schema == schema
-        assert_same_batch(source[:], batch, schema)
-
-
-@pytest.mark.parametrize("format", FORMATS)
 def test_single_fields_of_every_kind(format, tmp_path):
     for name, schema in some_schemas().items():  # others are in `everything`
         directory = tmp_path / name.replace("<", "l").replace(">", "b").replace("|", "")
         directory.mkdir()
-        batch = random_batch(schema, 9, seed=2)
-        try:
-            path = write(format, directory, schema, batch)
-        except UnsupportedError as error:
-            pytest.fail(f"{name}: {error}")
+        count = 1 if name == "mixed" else 9
+        batch = random_batch(schema, count, seed=2)
+        path = write(format, directory, schema, batch)
         assert_same_batch(READ[format](path, schema), batch, schema)
         with dsprep.open(path) as source:
             assert source.schema == schema
+            assert len(source) == count
             assert_same_batch(source[2:7], take(batch, 2, 7), schema)
 
 
@@ -136,16 +122,6 @@ def test_samples_of_25_megabytes(format, tmp_path):
     assert_same_batch(READ[format](path, BIG), batch, BIG)
     with dsprep.open(path) as source:
         assert np.array_equal(source[1]["x"], x[1])
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_many_samples_of_8_bytes(format, tmp_path):
-    schema = Schema((Field("x", np.dtype("<i8")),))
-    batch = {"x": np.arange(10_000 if format == "lmdb" else 3000) * 7919 - 10**8}
-    path = write(format, tmp_path, schema, batch)
-    assert_same_batch(READ[format](path, schema), batch, schema)
-    with dsprep.open(path) as source:
-        assert_same_batch(source[:], batch, schema)
 
 
 COMPRESSED = [("hdf5", "zstd:3"), ("zarr", "gzip"), ("zarr", "blosc")]
