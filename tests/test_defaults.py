@@ -10,7 +10,7 @@ import pytest
 
 import dsprep
 from dsprep.reader import defaults
-from dsprep.reader.defaults import Cores, buffers_by_rule, choose, shared, threads_by_rule
+from dsprep.reader.defaults import buffers_by_rule, share, threads_by_rule
 from dsprep.reader.ranks import RankInfo
 
 
@@ -36,31 +36,9 @@ def place(world=1, local=1):
     ],
 )
 def test_threads(cores, of_node, world, local, reading, decoding):
-    found = shared(cores, of_node, place(world, local))
+    found = share(cores, of_node, place(world, local))
     assert threads_by_rule(found) == reading
     assert threads_by_rule(found, decoded=True) == decoding
-    chosen = choose("buffered", None, found)
-    assert (chosen.engine, chosen.threads) == ("buffered", reading)
-    assert chosen.why.startswith(f"rule: {reading} of {cores} core")
-
-
-def test_what_was_asked_for_stays():
-    for decoded in (False, True):
-        found = choose("direct", 9, Cores(2, 64, ""), decoded)
-        assert (found.engine, found.threads, found.why) == ("direct", 9, "as asked")
-
-
-@pytest.mark.parametrize(
-    ("cores", "of_node", "where", "why"),
-    [
-        (2, 2, place(), "rule: 2 of 2 cores, 1 rank on this node"),
-        (8, 8, place(16, 4), "rule: 2 of 8 cores, 4 ranks on this node"),
-        (1, 8, place(8, 8), "rule: 1 of 1 core, its own of 8 ranks on this node"),
-        (8, 8, place(8, None), "rule: 1 of 8 cores, 8 ranks, all counted as on this node"),
-    ],
-)
-def test_the_reason(cores, of_node, where, why):
-    assert choose("buffered", None, shared(cores, of_node, where)).why == why
 
 
 def test_cores_of_the_job(monkeypatch):

@@ -26,7 +26,7 @@ from support import MPIEXEC
 import dsprep
 from dsprep.cli import app
 from dsprep.errors import LocatedWarning, UnsupportedError, UsageError
-from dsprep.reader.defaults import Cores, choose, units_ahead
+from dsprep.reader.defaults import units_ahead
 from dsprep.reader.engines import EngineWarning
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage import paths
@@ -104,9 +104,6 @@ def ids_of(reader):
 
 def test_units_are_read_ahead_by_bytes(url, local):
     assert [units_ahead(mib << 20) for mib in (1, 5, 64, 512)] == [31, 26, 2, 1]
-    cores = Cores(64, 1, "")
-    assert choose("buffered", None, cores, True, 26).threads == 26
-    assert choose("buffered", 3, cores, True, 26).threads == 3
     with dsprep.Reader(url, 32) as reader:
         assert (reader.choice.threads, reader._settings.buffers) == (31, 32)
     with dsprep.Reader(url, 32, buffers=4) as reader:

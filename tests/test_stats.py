@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -150,13 +147,13 @@ def plain(tmp_path: Path) -> Path:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the list that gets the first sample of each piece that is read."""
     starts: list[int] = []
-    piece = module._Pass._piece
+    pieces = module.pieces
 
-    def noted(self, source, start, stop):
-        starts.append(start)
-        return piece(self, source, start, stop)
+    def noted(source):
+        starts.extend(start for start, _ in pieces(source))
+        return pieces(source)
 
-    monkeypatch.setattr(module._Pass, "_piece", noted)
+    monkeypatch.setattr(module, "pieces", noted)
     return starts
 
 
@@ -193,36 +190,6 @@ def test_kept_until_the_data_change(
         with pytest.warns(UserWarning, match="damaged"):
             assert dsprep.stats(plain)["x"].min == -9
         assert starts
-
-
-KILLED = """
-import os, signal, sys
-import dsprep
-from dsprep.reader import stats
-stats.SAVED_EVERY = -1.0
-pieces = stats.pieces
-stats.pieces = lambda *a, **k: pieces(*a, **k, target=800)
-def progress(done, nbytes):
-    if done >= 500:
-        os.kill(os.getpid(), signal.SIGKILL)
-dsprep.stats(sys.argv[1], workers=2, progress=progress)
-"""
-
-
-def test_a_killed_pass_is_continued_to_the_same_numbers(
-    plain: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pieces = module.pieces
-    monkeypatch.setattr(module, "pieces", lambda *a, **k: pieces(*a, **k, target=800))
-    expected = dsprep.stats(plain, workers=1)
-    for kept in plain.parent.glob(".stats-*"):
-        kept.unlink()
-    done = subprocess.run([sys.executable, "-c", KILLED, str(plain)], check=False)
-    assert done.returncode == -signal.SIGKILL
-    starts = reads(monkeypatch)
-    assert dsprep.stats(plain, workers=2) == expected
-    assert min(starts) > 400
-    assert dsprep.stats(plain) == expected
 
 
 def test_of_a_subset(plain: Path) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dsprep.reader.ranks import RankInfo
 
@@ -30,38 +30,23 @@ AHEAD_MOST = 31
 """Units on the way at a time, at most."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """How to read: engine, threads that read at a time, and the reason, for a person."""
+class Choice(NamedTuple):
+    """The engine and the threads that read; and, where another engine was refused, the reason."""
 
     engine: str
     threads: int
-    why: str
+    refusal: str | None
 
 
-@dataclass(frozen=True)
-class Cores:
-    """The cores that a process may use, and the ranks that share them, this one included."""
+def threads_by_rule(share: int, decoded: bool = False) -> int:
+    """Return the threads that read for a rank with so many cores.
 
-    count: int
-    ranks: int
-    whose: str  # the same, for a person
+    `decoded`: values are decoded, not only copied.
 
-    @property
-    def share(self) -> int:
-        """Cores of each of the ranks, at least one."""
-        return max(1, self.count // self.ranks)
-
-
-def threads_by_rule(cores: Cores, decoded: bool = False) -> int:
-    """Return the threads that read for a rank; `decoded`: values are decoded, not only copied.
-
-    >>> [threads_by_rule(Cores(64, ranks, "")) for ranks in (1, 8, 32, 128)]
-    [4, 4, 2, 1]
-    >>> threads_by_rule(Cores(64, 8, ""), decoded=True)
-    8
+    >>> [threads_by_rule(share) for share in (64, 8, 2, 1)], threads_by_rule(8, decoded=True)
+    ([4, 4, 2, 1], 8)
     """
-    return cores.share if decoded else min(MOST, cores.share)
+    return share if decoded else min(MOST, share)
 
 
 def buffers_by_rule(unit_nbytes: float, threads: int) -> int:
@@ -82,25 +67,9 @@ def units_ahead(unit_nbytes: float) -> int:
     return int(min(AHEAD_MOST, max(1, -(-AHEAD_NBYTES // max(1.0, unit_nbytes)))))
 
 
-def choose(
-    engine: str, threads: int | None, cores: Cores, decoded: bool = False, ahead: int | None = None
-) -> Choice:
-    """Return how to read: with as many `threads` as asked, or by the rule.
-
-    `ahead`: the units that are read ahead from an object store; None: from files.
-    """
-    if threads is not None:
-        return Choice(engine, threads, "as asked")
-    if ahead is not None:
-        return Choice(engine, ahead, f"rule: {AHEAD_NBYTES >> 20} MiB ahead from the store")
-    count = threads_by_rule(cores, decoded)
-    reason = f"rule: {count} of {cores.count} core{'s' * (cores.count > 1)}, {cores.whose}"
-    return Choice(engine, count, reason + ("; values are decoded" if decoded else ""))
-
-
-def cores_of(rank_info: RankInfo) -> Cores:
-    """Return the cores of this process."""
-    return shared(len(os.sched_getaffinity(0)), node_cores(os.environ), rank_info)
+def cores_of(rank_info: RankInfo) -> int:
+    """Return the cores of this rank, at least one: its share of those of this process."""
+    return share(len(os.sched_getaffinity(0)), node_cores(os.environ), rank_info)
 
 
 def node_cores(env: Mapping[str, str]) -> int:
@@ -110,17 +79,12 @@ def node_cores(env: Mapping[str, str]) -> int:
     return min(count, int(here) or count) if here.isdecimal() else count
 
 
-def shared(count: int, of_node: int, rank_info: RankInfo) -> Cores:
-    """Return who uses the cores of a process.
+def share(count: int, of_node: int, rank_info: RankInfo) -> int:
+    """Return the cores of a rank, of the `count` that its process may use.
 
     Ranks that a launcher bound to cores of their own share none: then all of them together have
     no more than the node (`of_node`). Where the number of ranks on the node is unknown, all count.
     """
     ranks = rank_info.world_size if rank_info.local_size is None else rank_info.local_size
-    if rank_info.local_size is None and ranks > 1:
-        owner = f"{ranks} ranks, all counted as on this node"
-    elif ranks > 1 and count * ranks <= of_node:
-        ranks, owner = 1, f"its own of {ranks} ranks on this node"
-    else:
-        owner = f"{ranks} rank{'s' * (ranks > 1)} on this node"
-    return Cores(count, ranks, owner)
+    bound = rank_info.local_size is not None and count * ranks <= of_node
+    return count if bound else max(1, count // ranks)

@@ -17,9 +17,6 @@ import numpy as np
 from dsprep.core.schema import Array, Batch, DType, Ragged, column_of
 from dsprep.errors import UsageError
 
-_ALIGN = 64  # bytes, for vector instructions
-_RUNS = 2  # of samples for each thread: who is done with one takes the next
-
 
 @dataclass(frozen=True, eq=False)
 class Each:

@@ -17,10 +17,7 @@ from dsprep.reader import checks, states
 from dsprep.reader.adaptive import Adaptive
 from dsprep.reader.cached import ReaderCache
 from dsprep.reader.data import open_data
-from dsprep.reader.defaults import (
-    Choice,
-    cores_of,
-)
+from dsprep.reader.defaults import Choice, cores_of
 from dsprep.reader.io_threads import IoThreads
 from dsprep.reader.ledger import EpochStats, Ledger
 from dsprep.reader.memory import Allocate, anonymous
@@ -238,7 +235,7 @@ class Reader(ReaderOptions):
         self._node = None
         self._cache: ReaderCache | None = None
         if (cache := self.cache_options) and self.samples and checks.is_cacheable(self.verified):
-            how = cache, self._chosen[0].threads, self._ledger
+            how = cache, self._chosen[0], self._ledger
             self._cache = ReaderCache(self._sidecar, self.schema.names, self._order, *how)
             weakref.finalize(self, self._cache.close)  # also where nobody does
 
@@ -248,9 +245,9 @@ class Reader(ReaderOptions):
 
     @property
     def choice(self) -> Choice:
-        """Engine and threads as they are, and why: where the engine was refused, ``"buffered"``."""
-        why, chosen = self._settings.engine.why, self._chosen[0]
-        return replace(chosen, engine="buffered", why=f"{chosen.why}; {why}") if why else chosen
+        """What reads; where the engine was refused, ``"buffered"``."""
+        refusal, threads = self._settings.engine.why, self._chosen[0]
+        return Choice("buffered" if refusal else self.engine, threads, refusal)
 
     # --- what comes --------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from dsprep.errors import DsprepError
 from dsprep.reader.cached import ReaderCache
-from dsprep.reader.defaults import Choice, buffers_by_rule, choose, cores_of, units_ahead
+from dsprep.reader.defaults import buffers_by_rule, cores_of, threads_by_rule, units_ahead
 from dsprep.reader.engines import Engine, Fallback, make
 from dsprep.reader.node.tokens import staggering
 from dsprep.reader.options import ReaderOptions, chosen_fields
@@ -21,19 +21,18 @@ from dsprep.storage.paths import StorePath
 
 def choose_for(
     options: ReaderOptions, opened: Sidecar, order: Assignment, rank_info: RankInfo
-) -> tuple[Choice, int]:
-    """Return engine and threads, and the units in memory at a time."""
+) -> tuple[int, int]:
+    """Return the threads that read, and the units in memory at a time."""
     schema, is_stored = chosen_fields(options, opened), isinstance(opened.dataset, StorePath)
     unit_nbytes = order.most * order.mixed * sample_nbytes(opened, schema)
-    ahead = None
-    if is_stored:  # where reading is waiting for answers
-        ahead = units_ahead(unit_nbytes)
-        if options.buffers is not None:
-            ahead = max(1, options.buffers - 1)
-    decoded, cores = is_decoded(opened, schema.names), cores_of(rank_info)
-    choice = choose(options.engine, options.io_threads, cores, decoded, ahead)
-    by_rule = choice.threads + 1 if is_stored else buffers_by_rule(unit_nbytes, choice.threads)
-    return choice, options.buffers or by_rule
+    if options.io_threads is not None:
+        threads = options.io_threads
+    elif is_stored:  # where reading is waiting for answers
+        threads = max(1, options.buffers - 1) if options.buffers else units_ahead(unit_nbytes)
+    else:
+        threads = threads_by_rule(cores_of(rank_info), is_decoded(opened, schema.names))
+    by_rule = threads + 1 if is_stored else buffers_by_rule(unit_nbytes, threads)
+    return threads, options.buffers or by_rule
 
 
 def settings_for(
@@ -41,23 +40,21 @@ def settings_for(
     opened: Sidecar,
     order: Assignment,
     rank_info: RankInfo,
-    chosen: tuple[Choice, int],
+    chosen: tuple[int, int],
     cache: ReaderCache | None,
     comm: Any,
 ) -> Settings:
     """Return how a pipeline works, with what `choose_for` gave."""
-    (choice, buffers), stagger = chosen, options.stagger
+    (threads, buffers), stagger = chosen, options.stagger
     return Settings(
         engine=_engine(options, opened),
-        threads=choice.threads,
+        threads=threads,
         buffers=buffers,
         unit_samples=order.most * order.mixed,
-        first=1 if isinstance(opened.dataset, StorePath) else choice.threads,  # each a request
+        first=1 if isinstance(opened.dataset, StorePath) else threads,  # each a request
         transfer=options.transfer_size,
         cache=cache,
-        token=nullcontext
-        if stagger is None
-        else staggering(rank_info, stagger, choice.threads, comm),
+        token=nullcontext if stagger is None else staggering(rank_info, stagger, threads, comm),
     )
 
 

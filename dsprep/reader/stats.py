@@ -2,7 +2,7 @@
 
 Values come in blocks that stay in a core's cache. What is summed of a block are differences from a
 value within it, and blocks are merged as Chan, Golub and LeVeque do, in the order of the samples:
-large offsets cost no digits, and the result is the same on any number of threads and after a kill.
+large offsets cost no digits, and the result is the same on any number of threads.
 
 Results are kept in a file beside the sidecar, not in it: the sidecar and whatever has its digest
 stay as they are, and datasets without one have them, too. That file says what the data were and
@@ -15,12 +15,11 @@ import hashlib
 import json
 import os
 import threading
-import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from functools import partial
 from itertools import chain
@@ -58,9 +57,6 @@ LONGEST = 256
 
 BLOCK = 1 << 15
 """Values that are summed at a time: as float64, a part of a core's cache."""
-
-SAVED_EVERY = 5.0
-"""Seconds after which a pass keeps how far it is."""
 
 COPIES = 4
 """How often a piece is in memory: as stored, decoded, selected, and what is computed of it."""
@@ -107,6 +103,13 @@ class FieldStats:
         """Return it as JSON; classes as a list of [value, samples]."""
         classes = None if self.classes is None else [[k, n] for k, n in self.classes.items()]
         return {n: v for n, v in vars(self).items() if n != "field"} | {"classes": classes}
+
+    @classmethod
+    def from_json(cls, given: Any, field: Field) -> FieldStats:
+        """Return what `to_json` gave of a field."""
+        classes = None if given["classes"] is None else MappingProxyType(dict(given["classes"]))
+        lengths = None if given["lengths"] is None else tuple(given["lengths"])
+        return cls(**{**given, "classes": classes, "lengths": lengths}, field=field)
 
 
 @dataclass
@@ -241,18 +244,6 @@ class FieldSums:
         if len(self.classes) > CLASSES:
             self.classes = None
 
-    @classmethod
-    def from_json(cls, given: Any) -> FieldSums:
-        """Return what `to_json` gave."""
-        classes = None if given["classes"] is None else {k: int(n) for k, n in given["classes"]}
-        moments = Moments(**given["values"]), Moments(**given["lengths"])
-        return cls(int(given["samples"]), int(given["count"]), *moments, classes)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        classes = None if self.classes is None else [*self.classes.items()]
-        return {**asdict(self), "classes": classes}
-
     def result(self, f: Field) -> FieldStats:
         """Return the statistics."""
         lengths, values, classes = None, self.values, self.classes
@@ -353,18 +344,37 @@ def stats(
         kept = None if chosen is None else _kept(source, chosen)
         known = source.identities()
         stack.enter_context(unchanged(known))
-        state = _Pass(_kept_path(source, names, kept), source.files()[:1], known, names)
-        if not state.load() and names != everything:
-            whole = _kept_path(source, everything, kept)
-            other = _Pass(whole, source.files()[:1], known, everything)
-            if other.load() and other.done == (len(source) if kept is None else len(kept)):
-                state = other
+        target = _kept_path(source, names, kept)
+        for where in (target, _kept_path(source, everything, kept)):  # those of all fields serve
+            parse = partial(_parse, source=source, known=known, names=names)
+            if where is not None and (found := load_hidden(where, source.files()[0], parse)):
+                return MappingProxyType(found)
         reading = _narrowed(source, names)
         if kept is not None:
             reading = DerivedSource(reading, kept)
-        if state.done < len(reading):
-            state.run(reading, workers, allowed_memory(memory), progress)
-        return MappingProxyType({n: state.sums[n].result(source.schema[n]) for n in names})
+        sums = _sums(reading, names, workers, allowed_memory(memory), progress)
+        result = {n: sums[n].result(source.schema[n]) for n in names}
+        if target is not None:
+            by_field = {name: each.to_json() for name, each in result.items()}
+            content = {"files": [now.to_json() for _, now in known], "fields": by_field}
+            stated = digest(json.dumps(content).encode())
+            save_hidden(target, json.dumps({**content, "digest": stated}).encode())
+        return MappingProxyType(result)
+
+
+def _parse(
+    data: bytes, source: Source, known: Identities, names: Sequence[str]
+) -> dict[str, FieldStats]:
+    """Return the statistics that a file keeps, none if it is of other data."""
+    kept = json.loads(data)
+    if kept.pop("digest") != digest(json.dumps(kept).encode()):
+        raise ValueError("it has another digest")
+    same = len(kept["files"]) == len(known) and not any(
+        Identity.from_json(old).changed(path)
+        for old, (path, _) in zip(kept["files"], known, strict=True)
+    )
+    fields = kept["fields"] if same else {}
+    return {n: FieldStats.from_json(fields[n], source.schema[n]) for n in names if same}
 
 
 def _kept(source: Source, subset: Subset) -> Ints:
@@ -405,97 +415,46 @@ Piece: TypeAlias = tuple[int, int, dict[str, FieldSums]]
 """Where it ends, its payload bytes, and what its fields add."""
 
 
-class _Pass:
-    """A pass over samples, as far as it is done."""
+def _sums(
+    source: Source,
+    names: Sequence[str],
+    workers: int | None,
+    memory: int,
+    progress: Callable[[int, int], None] | None,
+) -> dict[str, FieldSums]:
+    """Return the sums of all samples, in their order, of pieces that some threads read ahead."""
+    threads = workers or min(8, len(os.sched_getaffinity(0)))
+    each = COPIES * max(PIECE_NBYTES, payload_nbytes(source, 0, len(source))[1])
+    left = memory - source.resident_nbytes()
+    if left < each:
+        needed = each + source.resident_nbytes()
+        raise not_enough("a sample cannot be read in the memory allowed", needed, memory)
+    threads, local = min(threads, left // each), threading.local()
 
-    def __init__(
-        self, path: Path | None, data: list[Path], known: Identities, names: Sequence[str]
-    ) -> None:
-        self._path, self._data, self._known = path, data, known
-        self.done = self.nbytes = 0
-        self.sums = {name: FieldSums() for name in names}
-        self._local = threading.local()
+    def piece(start: int, stop: int) -> Piece:
+        if not hasattr(local, "arena"):
+            local.arena = Arena()
+        batch = source.read(start, stop, local.arena)
+        sums = {n: FieldSums.of(source.schema[n], batch[n]) for n in names}
+        return stop, sum(int(batch[n].nbytes) for n in names), sums
 
-    def load(self) -> bool:
-        """Continue from what is kept of the same data, if there is something."""
-        kept = self._path and load_hidden(self._path, self._data[0], self._parse)
-        if kept:
-            self.done, self.nbytes, self.sums = kept
-        return bool(kept)
-
-    def _parse(self, data: bytes) -> tuple[int, int, dict[str, FieldSums]] | tuple[()]:
-        """Return what a file keeps, nothing if that is of other data."""
-        kept = json.loads(data)
-        if kept.pop("digest") != digest(json.dumps(kept).encode()):
-            raise ValueError("it has another digest")
-        if len(kept["files"]) != len(self._known):
-            return ()
-        for old, (path, _) in zip(kept["files"], self._known, strict=True):
-            if Identity.from_json(old).changed(path):
-                return ()
-        sums = {name: FieldSums.from_json(kept["fields"][name]) for name in self.sums}
-        return int(kept["done"]), int(kept["nbytes"]), sums
-
-    def save(self) -> None:
-        """Keep how far it is, where that can be written."""
-        if self._path is None:
-            return
-        content = {
-            "done": self.done,
-            "nbytes": self.nbytes,
-            "files": [identity.to_json() for _, identity in self._known],
-            "fields": {name: sums.to_json() for name, sums in self.sums.items()},
-        }
-        stated = digest(json.dumps(content).encode())
-        save_hidden(self._path, json.dumps({**content, "digest": stated}).encode())
-
-    def run(
-        self,
-        source: Source,
-        workers: int | None,
-        memory: int,
-        progress: Callable[[int, int], None] | None,
-    ) -> None:
-        """Read the samples that are left."""
-        threads = workers or min(8, len(os.sched_getaffinity(0)))
-        each = COPIES * max(PIECE_NBYTES, payload_nbytes(source, 0, len(source))[1])
-        left = memory - source.resident_nbytes()
-        if left < each:
-            needed = each + source.resident_nbytes()
-            raise not_enough("a sample cannot be read in the memory allowed", needed, memory)
-        threads, saved = min(threads, left // each), time.monotonic()
-        with ThreadPoolExecutor(threads, "dsprep-stats") as pool:
-            try:
-                for stop, nbytes, sums in self._pieces(pool, source, threads):
-                    for name, more in sums.items():
-                        self.sums[name].merge(more)
-                    self.done, self.nbytes = stop, self.nbytes + nbytes
+    total, nbytes = {name: FieldSums() for name in names}, 0
+    waiting: deque[Future[Piece]] = deque()
+    with ThreadPoolExecutor(threads, "dsprep-stats") as pool:
+        try:
+            for bounds in chain(pieces(source), [None] * 2 * threads):
+                if bounds is not None:
+                    waiting.append(pool.submit(piece, *bounds))
+                if waiting and (bounds is None or len(waiting) > 2 * threads):
+                    stop, more, sums = waiting.popleft().result()
+                    for name in names:
+                        total[name].merge(sums[name])
+                    nbytes += more
                     if progress is not None:
-                        progress(stop, self.nbytes)
-                    if time.monotonic() - saved > SAVED_EVERY:
-                        self.save()
-                        saved = time.monotonic()
-            finally:
-                pool.shutdown(cancel_futures=True)
-                if self.done:
-                    self.save()
-
-    def _pieces(self, pool: ThreadPoolExecutor, source: Source, threads: int) -> Iterator[Piece]:
-        """Yield pieces in order, some of them read ahead."""
-        waiting: deque[Future[Piece]] = deque()
-        ranges = pieces(source, after=self.done)
-        for bounds in chain(ranges, [None] * 2 * threads):
-            if bounds is not None:
-                waiting.append(pool.submit(self._piece, source, *bounds))
-            if waiting and (bounds is None or len(waiting) > 2 * threads):
-                yield waiting.popleft().result()
-
-    def _piece(self, source: Source, start: int, stop: int) -> Piece:
-        if not hasattr(self._local, "arena"):
-            self._local.arena = Arena()
-        batch = source.read(start, stop, self._local.arena)
-        sums = {n: FieldSums.of(source.schema[n], batch[n]) for n in self.sums}
-        return stop, sum(int(batch[n].nbytes) for n in self.sums), sums
+                        progress(stop, nbytes)
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return total
 
 
 def normalise(

@@ -14,7 +14,7 @@ import numpy as np
 
 from dsprep.core.schema import Array, Batch, Ints
 from dsprep.errors import ItemError, describe
-from dsprep.reader.defaults import Cores, threads_by_rule
+from dsprep.reader.defaults import threads_by_rule
 from dsprep.reader.each import Each, generator, takes_rng
 from dsprep.reader.memory import Allocate, Pool
 from dsprep.reader.mini_epochs import derive
@@ -60,7 +60,7 @@ class Transforming:
             if isinstance(each, Each)
         }
 
-    def apply(self, batches: Batches, cores: Cores, threads: int | None) -> Batches:
+    def apply(self, batches: Batches, cores: int, threads: int | None) -> Batches:
         """Return batches, transformed by so many threads for a function of a batch, or by rule."""
         for number, transform in enumerate(self._transforms):
             if isinstance(transform, Each):

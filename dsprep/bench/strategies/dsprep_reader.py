@@ -62,7 +62,7 @@ def open_reader(task: Task, resources: ExitStack, *, passes: int = 1, **more: An
     )
     resources.callback(reader.close)
     if reader.choice.engine != arguments["engine"]:  # figures would be of another engine
-        raise UsageError(f"the engine does not work here: {reader.choice.why}")
+        raise UsageError(f"the engine does not work here: {reader.choice.refusal}")
 
     def turns(number: int) -> range:
         return range(number * passes, (number + 1) * passes)
