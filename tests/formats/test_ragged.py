@@ -11,6 +11,7 @@ from support import raw
 
 import dsprep
 from dsprep.errors import AmbiguousError, FormatError, SchemaError, UsageError
+from dsprep.formats.options import OpenOptions
 
 RNG = np.random.default_rng(8)
 
@@ -153,7 +154,7 @@ def test_tables_of_nwb_are_apart(tmp_path):
         )
         with pytest.raises(AmbiguousError), dsprep.open(tmp_path / name):
             pass
-        with dsprep.open(tmp_path / name, sample_axis="first") as source:
+        with dsprep.open(tmp_path / name, OpenOptions(sample_axis="first")) as source:
             assert set(source.schema.names) == {"units/id", "units/t"}
             assert source[1]["units/t"].tolist() == [1, 2]
             assert {*source.others} == {"trials/id", "trials/start"}
