@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 import zarr
 from image_files import png
-from typer.testing import CliRunner, Result
+from support import cli
 
 import dsprep
-from dsprep.cli import app
 from dsprep.core.schema import FieldSpec
 from dsprep.errors import DsprepError, SchemaError, UsageError
 from dsprep.formats.base import Source
@@ -26,16 +25,6 @@ from dsprep.formats.options import OpenOptions
 N = 30
 X = np.random.default_rng(0).integers(0, 255, (N, 4, 5), np.uint8)
 Y = np.arange(N)
-
-
-def run(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def done(*words: object) -> str:
-    result = run(*words)
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def hdf5(path: Path, **arrays: np.ndarray) -> Path:
@@ -72,12 +61,12 @@ def test_files_of_fields_become_one_dataset(pcam: Path, tmp_path: Path) -> None:
             np.testing.assert_array_equal(source[3:9]["x"], X[3:9])
             np.testing.assert_array_equal(source[3:9]["y"][:, 0, 0, 0], Y[3:9])
             assert len(source.files()) == 2
-    text = done("inspect", pcam, "--join", "--head", 2)
+    text = cli("inspect", pcam, "--join", "--head", 2).out
     assert "x: uint8[4,5]" in text
     assert "y: int64[1,1,1]" in text
     for verb, target in (("convert", "a.tfrecord"), ("repack", "b.h5")):
-        done(verb, pcam, tmp_path / target, "--join", *(("-b", 8) if verb == "repack" else ()))
-        done("verify", pcam, tmp_path / target, "--join")
+        cli(verb, pcam, tmp_path / target, "--join", *(("-b", 8) if verb == "repack" else ()))
+        cli("verify", pcam, tmp_path / target, "--join")
     with dsprep.Reader(tmp_path / "b.h5", 7) as reader:
         for batch in reader:
             np.testing.assert_array_equal(batch["x"], X[batch["y"].reshape(-1)])
@@ -135,9 +124,7 @@ def test_what_cannot_be_joined_is_refused(pcam: Path, tmp_path: Path) -> None:
         dsprep.open(pcam, OpenOptions(join=True, values="datum"))
     with pytest.raises(UsageError, match="--file-field"):
         dsprep.open(pcam, OpenOptions(join=True, file_field="f"))
-    result = run("provenance", pcam, "--join")
-    assert result.exit_code == 2
-    assert "dsprep repack SRC... DST --join" in result.stderr
+    assert "dsprep repack SRC... DST --join" in cli("provenance", pcam, "--join", code=2).err
 
 
 def keyed(path: Path, kind: str, keys: list[str], folder: str = "") -> Path:
@@ -225,13 +212,13 @@ def test_the_file_is_a_field(volumes: Path, tmp_path: Path) -> None:
         opening, offset = source.part(20, 25)
         with opening() as part:
             assert part[20 - offset : 25 - offset]["volume"].tolist() == [2] * 5
-    assert "volume: int64" in done("inspect", volumes, "--file-field", "volume")
+    assert "volume: int64" in cli("inspect", volumes, "--file-field", "volume").out
     for target, more in (("a.tfrecord", ()), ("b.zarr", ("--field", "slice"))):
-        done("convert", volumes, tmp_path / target, "--file-field", "volume", *more)
+        cli("convert", volumes, tmp_path / target, "--file-field", "volume", *more)
         with dsprep.open(tmp_path / target) as source:
             np.testing.assert_array_equal(source[0:N]["volume"], NUMBERS)
-        done("verify", volumes, tmp_path / target, "--file-field", "volume", *more)
-    done("repack", volumes, tmp_path / "set", "--file-field", "volume", "-b", 4, "--shuffle", 1,
+        cli("verify", volumes, tmp_path / target, "--file-field", "volume", *more)
+    cli("repack", volumes, tmp_path / "set", "--file-field", "volume", "-b", 4, "--shuffle", 1,
          "--split", "a=0.5,b=0.5", "--group-by", "volume", "--to", "hdf5")  # fmt: skip
     parts = []
     for part in ("a", "b"):
@@ -241,17 +228,16 @@ def test_the_file_is_a_field(volumes: Path, tmp_path: Path) -> None:
 
 
 def test_a_sidecar_has_the_file_as_a_field(volumes: Path) -> None:
-    done("provenance", volumes, "--file-field", "volume")
-    done("provenance", volumes, "--check", "--full")
-    located = json.loads(done("provenance", volumes, "--locate", 5, "--json"))
-    assert located
+    cli("provenance", volumes, "--file-field", "volume")
+    cli("provenance", volumes, "--check", "--full")
+    assert cli("provenance", volumes, "--locate", 5, "--json").json()
     with dsprep.Reader(volumes, 7) as reader:
         for batch in reader:
             np.testing.assert_array_equal(batch["volume"], NUMBERS[batch["y"]])
     for options in (None, OpenOptions(file_field="volume"), OpenOptions(fields=(spec("y"),))):
         with dsprep.open(volumes, options, through="strict") as source:
             np.testing.assert_array_equal(source[0:N]["volume"], NUMBERS)
-    done("provenance", volumes)  # again, as the sidecar states
+    cli("provenance", volumes)  # again, as the sidecar states
     with dsprep.Sidecar.open(volumes) as sidecar:
         assert sidecar.read([3, 29], ["volume"])["volume"].tolist() == [0, 2]
     path = volumes.with_name("volumes.dsprep.json")
@@ -261,7 +247,7 @@ def test_a_sidecar_has_the_file_as_a_field(volumes: Path) -> None:
     assert last["given"] == {"volume": {"which": 2}}
     last["given"] = {"volume": {"which": 1}}
     path.write_text(json.dumps(content))
-    assert "volume" in run("provenance", volumes, "--check", "--full").output
+    assert "volume" in cli("provenance", volumes, "--check", "--full", code=None).said
 
 
 def spec(text: str) -> FieldSpec:

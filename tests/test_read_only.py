@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import errno
-import json
 import shutil
 
 import numpy as np
 import pytest
-from support import written
-from typer.testing import CliRunner
+from support import cli, cli_error, written
 
 import dsprep
-from dsprep.cli import app
 from dsprep.core.schema import Field, Schema
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
@@ -22,10 +19,6 @@ from dsprep.writing.create_sidecar import ReadOnlyError
 
 SCHEMA = Schema((Field("x", np.dtype("<i2"), (4, 3)), Field("y", np.dtype("<i8"))))
 SUFFIXES = (".h5", ".lmdb", ".tfrecord", ".zarr", "")
-
-
-def run(*words):
-    return CliRunner().invoke(app, list(map(str, words)))
 
 
 @pytest.fixture(params=SUFFIXES, ids=lambda s: s or "directory")
@@ -52,29 +45,24 @@ def locked(request, tmp_path, monkeypatch):
 def test_queries_work_in_memory(locked):
     path, _ = locked
     for words in (["--locate", "3,-1", "--json"], ["--show"], ["--locate", "0"]):
-        done = run("provenance", path, *words)
-        assert done.exit_code == 0, done.output
-        assert "made in memory" in done.stderr
-        assert "--out F" in done.stderr
-    assert run("inspect", path).exit_code == 0
+        done = cli("provenance", path, *words)
+        assert "made in memory" in done.err
+        assert "--out F" in done.err
+    cli("inspect", path)
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
 def test_queries_work_with_a_sidecar_elsewhere(locked):
     path, beside = locked
-    found = run("provenance", path, "--locate", "3", "--field", "x", "--json", "--out", beside)
-    assert found.exit_code == 0, found.output
+    found = cli("provenance", path, "--locate", "3", "--field", "x", "--json", "--out", beside)
     with Sidecar.open(beside, path) as opened:
-        assert json.loads(found.stdout)[0]["offset"] == opened.extents([3], ["x"])[0].offset
+        assert found.json()[0]["offset"] == opened.extents([3], ["x"])[0].offset
         expected = opened.read([3])["x"]
     for words in (["--show"], ["--check"], ["--check", "--full"]):
-        done = run("provenance", path, *words, "--out", beside)
-        assert done.exit_code == 0, done.output
-    done = run("audit", path, "--sidecar", beside, "-P", "3", "-M", "4", "--json")
-    assert done.exit_code == 0, done.output
-    assert audit(path, 3, 4, sidecar=beside).samples == json.loads(done.stdout)["samples"] == 30
-    shown = run("inspect", path, "--sidecar", beside)
-    assert "x: int16[4,3]" in shown.stdout, shown.output
+        cli("provenance", path, *words, "--out", beside)
+    done = cli("audit", path, "--sidecar", beside, "-P", "3", "-M", "4", "--json")
+    assert audit(path, 3, 4, sidecar=beside).samples == done.json()["samples"] == 30
+    assert "x: int16[4,3]" in cli("inspect", path, "--sidecar", beside).out
     with dsprep.Reader(beside, data=path, batch_size=5, shuffle="none") as reader:
         batches = [np.array(batch["x"]) for batch in reader]
     np.testing.assert_array_equal(np.concatenate(batches)[3], expected[0])
@@ -84,18 +72,15 @@ def test_the_error_says_what_to_do(locked):
     path, beside = locked
     with pytest.raises(ReadOnlyError, match="Permission denied"):
         provenance(path)
-    done = run("provenance", path)
-    assert done.exit_code == 1
-    assert done.stderr.count("\n") == 1
+    line = cli_error("provenance", path)
     for word in (str(path), "Permission denied", "--out F", "--sidecar F", "Reader(F, data=DATA)"):
-        assert word in done.stderr
+        assert word in line
     beside.unlink()
-    assert run("provenance", path, "--out", beside).exit_code == 0
-    assert run("provenance", path, "--check", "--out", beside).exit_code == 0
-    located = run("audit", path, "-P", "3", "-M", "4")
-    assert located.exit_code == 0
-    assert "located in memory each time" in located.stderr
-    assert "--out F" in located.stderr
+    cli("provenance", path, "--out", beside)
+    cli("provenance", path, "--check", "--out", beside)
+    located = cli("audit", path, "-P", "3", "-M", "4").err
+    assert "located in memory each time" in located
+    assert "--out F" in located
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".lmdb", ""])
@@ -111,4 +96,4 @@ def test_a_sidecar_inside_does_not_change_the_dataset(suffix, tmp_path):
         (path / name).write_text("of another one")
     with Sidecar.open(path) as opened:
         assert len(opened) == 30
-    assert run("provenance", path, "--check", "--full").exit_code == 0
+    cli("provenance", path, "--check", "--full")
