@@ -26,20 +26,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dsprep.core.schema import DIMENSIONS, Field, name_axes
+import numpy as np
+
+from dsprep.core.schema import DIMENSIONS, Field, name_axes, show_dtype
 from dsprep.errors import UsageError
 from dsprep.sidecar.export import Outputs
-from dsprep.sidecar.export.zarr_arrays import (
-    ArrayPlan,
-    Inexpressible,
-    attribute,
-    codecs,
-    plan,
-    zarr_dtype,
-)
+from dsprep.sidecar.export.zarr_arrays import ArrayPlan, Inexpressible, plan
 from dsprep.sidecar.sidecar import Sidecar
 
 SUFFIX = ".kerchunk.json"
@@ -49,12 +45,20 @@ MAX_REFERENCES = 1 << 24
 
 def outputs(sidecar: Sidecar, notes: list[str]) -> Outputs:
     """Return the file of references; `UsageError` for no field, or too many chunks."""
-    plans: list[ArrayPlan] = []
-    reasons = []
+    from zarr import create_group
+    from zarr.storage import MemoryStore
+
+    plans, reasons, texts = list[ArrayPlan](), list[str](), dict[str, Any]()
+    attrs = _attributes(sidecar.schema.attrs, "the dataset", notes)
+    group = create_group(MemoryStore(texts), zarr_format=2, attributes=attrs)
+    axes = name_axes(sidecar.schema, len(sidecar))
     for field in sidecar.schema:
         try:
             _check_name(field, plans)
-            plans.append(plan(sidecar, field))
+            array = plan(sidecar, field)
+            attrs = _attributes(field.attrs, f"field {field.name}", notes)
+            attrs[DIMENSIONS] = axes[field.name]
+            plans.append(_create(group, array, len(sidecar), attrs))
         except Inexpressible as reason:
             reasons.append(f"field {field.name}: {reason}")
     if not plans:
@@ -77,8 +81,49 @@ def outputs(sidecar: Sidecar, notes: list[str]) -> Outputs:
             found=total,
             fix="convert the dataset with larger chunks, or read it with dsprep.open",
         )
-    metadata = _metadata(sidecar, plans, notes)
+    metadata = {key: value.to_bytes().decode() for key, value in texts.items()}
     return {sidecar.dataset.name + SUFFIX: partial(_content, sidecar, plans, metadata)}
+
+
+def _create(group: Any, array: ArrayPlan, count: int, attrs: dict[str, Any]) -> ArrayPlan:
+    """Make the metadata of an array, and return it, without a fill value that JSON does not keep.
+
+    Raises `Inexpressible` if Zarr version 2 lacks its dtype or a filter.
+    """
+    from numcodecs import get_codec
+
+    field, above = array.field, array.field.name.rpartition("/")[0]
+    if above:
+        group.require_group(above)
+    # By default numcodecs puts the checksum in front.
+    end = {"crc32c": {"location": "end"}}
+    filters = [
+        get_codec({k: v for k, v in {**f, **end.get(f["id"], {})}.items() if v is not None})
+        for f in array.filters or ()
+    ]
+    for fill in (array.fill, None):
+        try:
+            made = group.create_array(
+                field.name,
+                shape=(count, *field.inner),
+                chunks=array.chunks,
+                dtype=field.dtype,
+                filters=filters or None,
+                compressors=None,
+                fill_value=fill,
+                attributes=attrs,
+                overwrite=True,
+            )
+        except ValueError as error:
+            reason = f"Zarr version 2 has no dtype {show_dtype(field.dtype)}"
+            raise Inexpressible(reason) from error
+        if made.dtype != field.dtype:
+            del group[field.name]
+            raise Inexpressible(f"Zarr version 2 has no dtype {show_dtype(field.dtype)}")
+        kept = group[field.name].fill_value
+        if fill is None or np.array(kept, field.dtype).tobytes() == fill.tobytes():
+            break
+    return replace(array, fill=fill)
 
 
 def _check_name(field: Field, before: Sequence[ArrayPlan]) -> None:
@@ -91,43 +136,17 @@ def _check_name(field: Field, before: Sequence[ArrayPlan]) -> None:
             raise Inexpressible(f"field {other.field.name} is an array, not a group")
 
 
-# --- metadata --------------------------------------------------------------------------------
-
-
-def _metadata(sidecar: Sidecar, plans: Sequence[ArrayPlan], notes: list[str]) -> dict[str, str]:
-    """Return the keys and texts of all groups and arrays."""
-    root = _attributes(sidecar.schema.attrs, "the dataset", notes)
-    texts = {".zgroup": '{"zarr_format": 2}', ".zattrs": json.dumps(root)}
-    axes = name_axes(sidecar.schema, len(sidecar))
-    for p in plans:
-        name, inner = p.field.name, p.field.inner
-        for k in range(1, len(name.split("/"))):
-            group = "/".join(name.split("/")[:k])
-            texts[f"{group}/.zgroup"] = texts[".zgroup"]
-        filters, compressor = codecs(p.filters or ())
-        array = {
-            "zarr_format": 2,
-            "shape": [len(sidecar), *inner],
-            "chunks": list(p.chunks),
-            "dtype": zarr_dtype(p.field.dtype),
-            "compressor": compressor,
-            "filters": filters,
-            "fill_value": p.fill,
-            "order": "C",
-        }
-        attrs = _attributes(p.field.attrs, f"field {name}", notes) | {DIMENSIONS: axes[name]}
-        texts[f"{name}/.zarray"] = json.dumps(array)
-        texts[f"{name}/.zattrs"] = json.dumps(attrs)
-    return texts
-
-
 def _attributes(attrs: Mapping[str, Any], owner: str, notes: list[str]) -> dict[str, Any]:
+    """Return attributes as JSON: numpy values and arrays become numbers and lists."""
     encoded = {}
     for key, value in attrs.items():
+        is_plain = isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "biufUO"
+        encoded[key] = value.tolist() if is_plain else value
         try:
-            encoded[key] = attribute(value)
-        except Inexpressible as reason:
-            notes.append(f"left out attribute {key} of {owner}: {reason}")
+            json.dumps(encoded[key])
+        except TypeError:
+            del encoded[key]
+            notes.append(f"left out attribute {key} of {owner}: JSON has no {type(value).__name__}")
     return encoded
 
 

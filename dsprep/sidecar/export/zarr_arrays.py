@@ -2,14 +2,11 @@
 
 Zarr counts its chunks through from the first sample to the last, though the dataset may be in
 several files. So the samples of a chunk divide those of every file but the last, and those of every
-chunk that the dataset has itself. What cannot be brought into such a grid, or what the words of
-Zarr version 2 (zarr-specs.readthedocs.io, and the codec configurations of numcodecs) cannot state
-exactly, is `Inexpressible`.
+chunk that the dataset has itself. What cannot be brought into such a grid is `Inexpressible`.
 """
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dsprep.core import filters as known
-from dsprep.core.schema import DType, Field, Ints, is_extension, show_dtype
+from dsprep.core.schema import Field, Ints
 from dsprep.errors import FormatError, UsageError
 from dsprep.layout.as_json import file_path
 from dsprep.layout.locate import locate
@@ -48,7 +45,7 @@ class ArrayPlan:
     filters
         Of every chunk; None: a chunk is contiguous samples, which need none.
     fill
-        The fill value in JSON; None without.
+        The fill value; None without.
     """
 
     field: Field
@@ -134,7 +131,6 @@ class ArrayPlan:
 
 def plan(sidecar: Sidecar, field: Field) -> ArrayPlan:
     """Return `field` as an array of Zarr; `Inexpressible` if it is not one."""
-    zarr_dtype(field.dtype)
     if field.ragged:
         raise Inexpressible("its size varies from sample to sample")
     if not field.row_nbytes or not len(sidecar):
@@ -147,7 +143,7 @@ def plan(sidecar: Sidecar, field: Field) -> ArrayPlan:
             columns.append(_column(layout, field, root))
     grids = [c.grid for c in columns if c is not None and c.grid is not None]
     fills = {grid.fill for grid in grids if grid.fill is not None}
-    fill = fill_value(fills.pop(), field.dtype) if len(fills) == 1 else None
+    fill = np.frombuffer(fills.pop(), field.dtype)[0] if len(fills) == 1 else None
     if not all(grid.plain for grid in grids):
         chunk, filters = _stored_alike(field, parts, columns)
         return ArrayPlan(field, chunk, tuple(parts), filters, fill)
@@ -224,86 +220,5 @@ def _divisor(n: int, largest: int) -> int:
     return int(both[both <= largest].max())
 
 
-# --- Zarr version 2 ----------------------------------------------------------------------------
-
-
-COMPRESSORS = frozenset({"zlib", "gzip", "zstd", "blosc", "lz4", "bz2"})
-_DROPPED = {"blosc": {"typesize"}}  # older releases of numcodecs do not know it
-
-
 class Inexpressible(Exception):
     """Zarr cannot express it; the argument is the reason, a clause."""
-
-
-def zarr_dtype(of: DType) -> Any:
-    """Return a dtype as in ``.zarray``, byte order included."""
-    if of.names is not None and of.fields is not None:
-        members = [(n, of.fields[n][0]) for n in of.names]
-        if any(d.names or d.subdtype or is_extension(d) for _, d in members):
-            raise Inexpressible(f"Zarr version 2 has no dtype {show_dtype(of)}")
-        if np.dtype(members) != of:
-            raise Inexpressible("Zarr version 2 has no dtype with gaps between its members")
-        return [[n, zarr_dtype(d)] for n, d in members]
-    exact = of.kind in "biuSUV" or (of.kind in "fc" and of.itemsize in _SIZES[of.kind])
-    exact = exact or (of.kind in "Mm" and "[" in of.str)  # with a unit
-    if not exact or is_extension(of) or of.subdtype is not None:
-        raise Inexpressible(f"Zarr version 2 has no dtype {show_dtype(of)}")
-    return of.str
-
-
-_SIZES = {"f": (2, 4, 8), "c": (8, 16)}
-
-
-def codecs(filters: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
-    """Return ``filters`` and ``compressor`` as in ``.zarray``, for filters as in `Grid`."""
-    configs: list[dict[str, Any]] = []
-    for f in filters:
-        name = f["id"]
-        dropped = _DROPPED.get(name, set())
-        kept = {k: v for k, v in f.items() if v is not None and k not in dropped}
-        if name == "crc32c":
-            kept["location"] = "end"  # by default numcodecs puts it in front
-        configs.append(kept)
-    last = configs.pop() if configs and configs[-1]["id"] in COMPRESSORS else None
-    return configs or None, last
-
-
-def fill_value(fill: bytes, of: DType) -> Any:
-    """Return an element as the ``fill_value`` in ``.zarray``; None if JSON does not keep it."""
-    element = np.frombuffer(fill, of)[0]
-    if of.names is not None or of.kind in "SV":
-        return base64.b64encode(fill).decode()
-    if of.kind == "U":
-        return str(element)
-    if of.kind in "Mm":
-        return int(element.astype(np.int64))
-    if of.kind in "fc":
-        parts = [element.real, element.imag] if of.kind == "c" else [element]
-        words = [_real(float(p)) for p in parts]
-        back = [float(w) for w in words]
-        same = np.array([complex(*back) if of.kind == "c" else back[0]], of).tobytes() == fill
-        if not same:
-            return None  # JSON does not keep its bits
-        return words if of.kind == "c" else words[0]
-    return element.item()
-
-
-def _real(value: float) -> float | str:
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "Infinity" if value > 0 else "-Infinity"
-    return value
-
-
-def attribute(value: Any) -> Any:
-    """Return an attribute as JSON: numpy values and arrays become numbers and lists."""
-    if isinstance(value, np.generic | np.ndarray):
-        kind = value.dtype.kind
-        words = kind == "O" and all(isinstance(v, str) for v in np.asarray(value).reshape(-1))
-        if not (words or kind in "biuU" or (kind == "f" and value.dtype.itemsize in _SIZES["f"])):
-            raise Inexpressible(f"JSON has no {show_dtype(value.dtype)}")
-        return value.tolist()
-    if isinstance(value, str | bool | int | float):
-        return value
-    raise Inexpressible(f"JSON has no {type(value).__name__}")
