@@ -209,7 +209,8 @@ class Dataset(Source):
             own.append(f"left out {self.dropped:,} of {len(self) + self.dropped:,} samples")
         self.notes = tuple(dict.fromkeys((*notes, *own)))
         self.opening = self._opening(slice(None))
-        self._only = self._open[0].source if alone and options.file_field is None else None
+        only = self._open.get(0) if alone and options.file_field is None else None
+        self._only = None if only is None else only.source
 
     def _counted(self, note: str, files: int) -> str:
         return (

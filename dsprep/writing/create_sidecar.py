@@ -308,25 +308,23 @@ def make(
     That is done again where only all files together say what the fields of each are.
     """
     seen: dict[int, Seen] = {}
-    several = len(files) > 1 and all(s.name != OTHERS for s in options.fields)
-    how = options, hint, format.infers and hint is None
-    surveyed = _survey(format, files, how, looks, seen) if several else ()
+    how = options, hint, format.infers and hint is None and len(files) > 1
+    named = all(s.name != OTHERS for s in options.fields)
+    surveyed = _survey(format, files, how, looks, seen) if named else ()
     with Dataset(format, files, options, hint, notes, surveyed=surveyed) as source:
         fields = without(source.schema, source.options.file_field)
-        if len(files) == 1:
-            seen[0] = _see(source, format, looks, confirm=hint is not None)
         again = [i for i in range(len(files)) if i not in seen or not _is_final(seen[i], fields)]
         how = source.options, source.hint, False
-        for i, (_, found) in _look_at(format, files, again, how, looks):
-            seen[i] = found
+        for i, (_, one) in zip(again, _look_at(format, files, again, how, looks), strict=True):
+            seen[i] = one
         schema, lost = with_static(source.schema, source, format)
-        looked, named = list[Looked](), dict[int, FileLayout]()
+        looked, by_name = list[Looked](), dict[int, FileLayout]()
         for i in range(len(files)):
             _, layout, who, crcs = seen[i]
             assert layout is not None  # it was looked at again
-            if id(layout) not in named:
-                named[id(layout)] = _named(layout, fields)
-            looked.append((source.with_number(named[id(layout)], i), who, crcs))
+            if id(layout) not in by_name:
+                by_name[id(layout)] = _named(layout, fields)
+            looked.append((source.with_number(by_name[id(layout)], i), who, crcs))
     content = Content(
         format.name,
         schema,
@@ -413,7 +411,7 @@ def _survey(
     """Yield what each file tells of the dataset, and put what else was seen into `seen`."""
     options, hint, inferring = how
     how = survey_options(options) if inferring else options, hint, inferring
-    ((_, (first, seen[0])),) = _look_at(format, files, [0], how, looks)
+    ((first, seen[0]),) = _look_at(format, files, [0], how, looks)
     yield first
     known = dict(looks.known)
     if hint is None or differences(without(hint, options.file_field), first.schema):
@@ -428,15 +426,19 @@ def _survey(
                 alike[layout.count] = replace(first, count=layout.count, notes=(), dropped=0)
             yield alike[layout.count]
         else:
-            _, (told, seen[i]) = next(looked)
+            told, seen[i] = next(looked)
             yield told
 
 
 def _look_at(
     format: Format, files: Sequence[Path], numbers: Sequence[int], how: How, looks: Looks
-) -> Iterator[tuple[int, tuple[Surveyed, Seen]]]:
+) -> Iterator[tuple[Surveyed, Seen]]:
     """Yield what looking at some of the files gives, in their order; several are at a time."""
     look = partial(_look, format.name, how, looks.law, looks.checksums)
+    if len(numbers) == 1:
+        progress = looks.progress if len(files) == 1 else None
+        yield from look((0, [str(files[numbers[0]])]), progress)
+        return
     step = max(1, min(AT_ONCE, len(numbers) // AT_ONCE))
     tasks = [numbers[at : at + step] for at in range(0, len(numbers), step)]
     named = ((k, [str(files[i]) for i in some]) for k, some in enumerate(tasks))
@@ -449,15 +451,20 @@ def _look_at(
             if looks.progress is not None and len(files) > 1:
                 looks.progress(min((at + len(done)) * step, len(numbers)), len(numbers))
             while at in done and at < len(tasks) - 1:
-                yield from zip(tasks[at], done.pop(at), strict=True)
+                yield from done.pop(at)
                 at += 1
     # Who takes the last one may take no more: then the workers have ended their tasks.
-    for some in tasks[at:]:
-        yield from zip(some, done.pop(at), strict=True)
+    for number in range(at, len(tasks)):
+        yield from done.pop(number)
 
 
 def _look(
-    format_name: str, how: How, law: str | None, checksums: bool, task: tuple[int, list[str]]
+    format_name: str,
+    how: How,
+    law: str | None,
+    checksums: bool,
+    task: tuple[int, list[str]],
+    progress: Progress | None = None,
 ) -> list[tuple[Surveyed, Seen]]:
     """Look at some files, each of which is opened once; what is alike is the same object."""
     (options, hint, inferring), format = how, formats.load(format_name)
@@ -474,7 +481,7 @@ def _look(
                     source.confirm()
                 layout, crcs, told = None, None, Surveyed.of(source)
                 try:
-                    layout = _fitted(source, law)
+                    layout = _fitted(source, law, progress)
                 except DsprepError:
                     if not inferring:
                         raise
@@ -508,18 +515,6 @@ def _nameless(schema: Schema, layout: FileLayout | None) -> tuple[Schema, FileLa
     ((name, column),) = layout.columns.items()
     field = replace(schema[name], name=ANY)
     return schema.replace(field), replace(layout, columns={ANY: column})
-
-
-def _see(source: Dataset, format: Format, looks: Looks, *, confirm: bool) -> Seen:
-    """Look at the only file of a dataset."""
-    (path,) = source.paths
-    who = Identity.of(path, format.facts(path))
-    with unchanged(((path, who),)), source.file(0) as opened:
-        if confirm:
-            source.confirm()
-        layout = _fitted(opened, looks.law, looks.progress)
-        crcs = _summed(path, layout, opened.schema) if looks.checksums else None
-        return opened.schema, layout, who, crcs
 
 
 def _fitted(source: Source, law: str | None, progress: Progress | None = None) -> FileLayout:
