@@ -169,10 +169,6 @@ WRONG_PARTS = [  # which groups a pass has; where it is noticed, and in which wo
         *(lambda which, g: g[which == Pass(5, 0, 2, 1) :], {}, {(0, 2, 1)}),
         "not those of the first pass",
     ),
-    (
-        *(lambda which, g: g[::-1] if which.turn else g, {"pools": 2, "epochs": 2}),
-        *({(epoch, part, 1) for epoch in range(2) for part in range(4)}, "not in the pool"),
-    ),
 ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,11 +25,12 @@ from dsprep.core.escaping import printable
 from dsprep.storage.paths import as_path
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from concurrent.futures import Executor
 
     from dsprep.errors import DsprepError
     from dsprep.formats.options import OpenOptions
-    from dsprep.sidecar.sidecar import Row, Sidecar
+    from dsprep.sidecar.sidecar import Extent, Sidecar
     from dsprep.writing.create_sidecar import Made
 
 EPILOG = """
@@ -261,54 +261,33 @@ def _locate(opened: Sidecar, text: str, names: list[str], json: bool) -> None:
     return None
 
 
-def _print_extents_json(rows: Iterator[Row]) -> None:
+def _print_extents_json(rows: Iterator[Extent]) -> None:
     """Print extents as a JSON list, one per line, as they come."""
     from json import dumps
 
-    text = lru_cache(_AT_ONCE)(dumps)
     some = list(islice(rows, _AT_ONCE))
     say_json("[" if some else "[]")
     while some:
         following = list(islice(rows, _AT_ONCE))
-        lines = [
-            f' {{"index": {i}, "field": {text(field)}, "file": {text(file)}, '
-            f'"offset": {offset}, "length": {length}'
-            + (
-                "}"
-                if inside is None
-                else f', "inside": {inside}, "inside_nbytes": {inside_nbytes}}}'
-            )
-            for i, field, file, offset, length, inside, inside_nbytes in some
-        ]
-        say_json(",\n".join(lines) + ("," if following else "\n]"))
+        lines = ",\n ".join(dumps(row.to_json()) for row in some)
+        say_json(f" {lines}" + ("," if following else "\n]"))
         some = following
 
 
-def _print_extents(rows: Iterator[Row]) -> None:
+def _print_extents(rows: Iterator[Extent]) -> None:
     """Print extents as a table; the widths are those of its beginning."""
-    heads = ("index", "field", "file", "offset", "length", "inside", "bytes inside")
-    template, columns = "", 0
-    text = lru_cache(_AT_ONCE)(printable)
-    safe = ((i, text(field), text(file), *rest) for i, field, file, *rest in rows)
-    while some := list(islice(safe, _AT_ONCE)):
-        lines = []
-        if not template:
-            columns = 7 if any(row[5] is not None for row in some) else 5
-            widths = [
-                max(len(head), *(len(str(row[k])) for row in some))
-                for k, head in enumerate(heads[:columns])
-            ]
-            left = ("", "-", "-", "", "", "", "")
-            template = "  ".join(
-                f"%{sign}{width}s" for sign, width in zip(left, widths, strict=False)
-            )
-            lines.append(template % heads[:columns])
-        if columns == 5:
-            lines += [template % row[:5] for row in some]
-        else:
-            cells = (tuple("" if v is None else v for v in row) for row in some)
-            lines += [(template % row).rstrip() for row in cells]
-        say(*lines)
+    heads: Sequence[str] = ("index", "field", "file", "offset", "length", "inside", "bytes inside")
+    widths = list[int]()
+    while some := list(islice(rows, _AT_ONCE)):
+        table = [["" if v is None else printable(str(v)) for v in row] for row in some]
+        if not widths:
+            heads = heads[: 7 if any(row.inside is not None for row in some) else 5]
+            table = [[*heads], *table]
+            widths = [max(map(len, cells)) for cells in zip(*table, strict=False)]
+        columns = [*zip("><<>>>>", widths, strict=False)][: len(heads)]
+        for row in table:
+            cells = (f"{cell:{s}{n}}" for cell, (s, n) in zip(row, columns, strict=False))
+            say("  ".join(cells).rstrip())
 
 
 def _export(opened: Sidecar, kind: str, out: Path | None, json: bool) -> None:

@@ -12,11 +12,11 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -45,9 +45,6 @@ from dsprep.storage.paths import StorePath, as_path
 from dsprep.storage.scatter import APART_NEAR
 
 Indices: TypeAlias = int | slice | Sequence[int] | Array
-
-Row: TypeAlias = tuple[int, str, str, int, int, int | None, int | None]
-"""The attributes of an `Extent`, in their order."""
 
 _ROWS = 1 << 16
 
@@ -116,8 +113,7 @@ def stale(change: str, path: Path, dataset: Path) -> StaleError:
     )
 
 
-@dataclass(frozen=True)
-class Extent:
+class Extent(NamedTuple):
     """Bytes that hold a field of a sample, or a part of it.
 
     Attributes
@@ -135,7 +131,7 @@ class Extent:
         where the stored bytes are the sample's.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]
     field: str
     file: str
     offset: int
@@ -145,7 +141,7 @@ class Extent:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON, ``inside`` only for chunks."""
-        return {k: v for k, v in vars(self).items() if v is not None}
+        return {k: v for k, v in self._asdict().items() if v is not None}
 
 
 class Sidecar:
@@ -482,10 +478,10 @@ class Sidecar:
         UsageError, SchemaError
             If there is no such field, or only the format's library can read it.
         """
-        return [Extent(*row) for row in self.rows(chosen, fields)]
+        return [*self.rows(chosen, fields)]
 
-    def rows(self, chosen: Indices, fields: Sequence[str] = ()) -> Iterator[Row]:
-        """Yield the attributes of each `Extent` as it is computed; memory does not grow with them.
+    def rows(self, chosen: Indices, fields: Sequence[str] = ()) -> Iterator[Extent]:
+        """Yield each `Extent` as it is computed; memory does not grow with them.
 
         Parameters
         ----------
@@ -495,18 +491,15 @@ class Sidecar:
         names = list(fields or self.schema.names)
         for name in names:
             self.schema[name]
+        indices: range | Ints
         if isinstance(chosen, slice):
-            every = range(*chosen.indices(len(self)))
-            parts = (every[a : a + _ROWS] for a in range(0, len(every), _ROWS))
-            for part in parts:
-                indices = np.arange(part.start, part.stop, part.step, dtype=np.int64)
-                yield from self._rows(indices, names)
-            return
-        indices = self.indices(chosen)
+            indices = range(*chosen.indices(len(self)))
+        else:
+            indices = self.indices(chosen)
         for a in range(0, len(indices), _ROWS):
-            yield from self._rows(indices[a : a + _ROWS], names)
+            yield from self._rows(np.asarray(indices[a : a + _ROWS], np.int64), names)
 
-    def _rows(self, indices: Ints, names: Sequence[str]) -> Iterator[Row]:
+    def _rows(self, indices: Ints, names: Sequence[str]) -> Iterator[Extent]:
         """Yield the rows of some samples, sorted by sample and field."""
         keys: list[Ints] = []
         columns: list[list[Any]] = [[], [], [], [], []]
@@ -526,7 +519,7 @@ class Sidecar:
         file, offset, length, inside, inside_nbytes = columns
         at = indices[sample].tolist()
         for i, k, j in zip(at, field.tolist(), order.tolist(), strict=True):
-            yield i, names[k], file[j], offset[j], length[j], inside[j], inside_nbytes[j]
+            yield Extent(i, names[k], file[j], offset[j], length[j], inside[j], inside_nbytes[j])
 
     def _file_names(self, number: int, extents: Extents) -> list[str]:
         """Return the file of each range, relative to the directory of the sidecar."""

@@ -3,8 +3,8 @@
 Nothing is read but the sidecar. What is counted comes from the functions from which `Reader`
 takes its order, unit by unit: which samples a unit delivers, and that each of its slots in the
 order is taken once. Of mini-epochs that is done for each pass, and these are compared: every
-sample is in one part of each epoch, in all passes of it, and in the same pool. Memory is a byte
-per sample and a few per group.
+sample is in one part of each epoch, in all passes of it. Memory is a byte per sample and a few per
+group.
 """
 
 from __future__ import annotations

@@ -5,16 +5,13 @@ Memory is a byte per sample, and some per group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import pairwise
 
 import numpy as np
 
 from dsprep.core.schema import Array, Ints
-from dsprep.core.spans import offsets_of
-from dsprep.reader.mini_epochs import MiniEpochs, Pass, borders_of
+from dsprep.reader.mini_epochs import MiniEpochs, Pass
 from dsprep.reader.order import Assignment, Epoch, Remainder, ResumePoint, Sequence, Share, Span
 
 _STEPS = 1 << 20  # of which the sizes of batches are counted at a time
@@ -168,8 +165,15 @@ class Counter:
     def _times(self) -> tuple[int, int, int]:
         """Return how many samples of the sequence came never, once, and more often."""
         never = once = more = 0
-        for samples in _slices(self.sequence):
-            counts = self.times_read[samples]
+        edges, groups = self.sequence.edges, self.sequence.groups
+        chosen = np.ones(len(edges) - 1, bool)
+        if groups is not None:
+            chosen = np.isin(np.arange(len(chosen)), groups)
+        for at in range(0, len(self.times_read), _SEEN):
+            times = self.times_read[at : at + _SEEN]
+            low, high = np.searchsorted(edges, (at, at + len(times) - 1), "right").tolist()
+            nsamples = np.diff(np.clip(edges[low - 1 : high + 1], at, at + len(times)))
+            counts = times[np.repeat(chosen[low - 1 : high], nsamples)]
             came, again = int(np.count_nonzero(counts)), int(np.count_nonzero(counts > 1))
             never, once, more = never + len(counts) - came, once + came - again, more + again
         return never, once, more
@@ -286,7 +290,7 @@ class Counter:
 
 
 class Parts:
-    """Compares mini-epochs: every group is in one of each epoch, in all its passes, in its pools.
+    """Compares mini-epochs: every group is in one of each epoch, in all its passes.
 
     Parameters
     ----------
@@ -298,7 +302,6 @@ class Parts:
         self._order, self._mini = order, mini
         self._home = np.full(len(order.edges) - 1, -1, np.int64)  # the part that has a group
         self._first: Ints | None = None  # the same, of the first epoch
-        self._pools: list[Ints] = []  # the groups of the pools of a part
 
     def problems(self, mini_pass: Pass, groups: Ints, last: bool) -> list[str]:
         """Return what is wrong with the groups of a pass, the `last` one of its part or not."""
@@ -310,14 +313,11 @@ class Parts:
             if shared or len(np.unique(groups)) < len(groups):
                 lines.append("groups come twice, or are in an earlier mini-epoch as well")
             self._home[groups] = mini_pass.part
-            self._pools = self._drawn(mini_pass)
         if not len(groups) and len(self._home):
             lines.append("the mini-epoch has no group")
         own = np.flatnonzero(self._home == mini_pass.part)
         if not np.array_equal(own, np.sort(groups)):
             lines.append("the groups are not those of the first pass of the mini-epoch")
-        if not all(map(np.array_equal, self._read_in(groups), self._pools)):
-            lines.append("groups are not in the pool in which they are in all passes")
         if self._first is not None and not self._mini.recompose:
             before = self._first[groups]
             if len(groups) and not np.array_equal(np.flatnonzero(self._first == before[0]), own):
@@ -329,37 +329,6 @@ class Parts:
             if self._first is None:
                 self._first = self._home.copy()
         return lines
-
-    def _read_in(self, groups: Ints) -> Iterator[Ints]:
-        """Yield the groups that are, in this order, between the borders of each pool."""
-        ends = offsets_of(np.diff(self._order.edges)[groups])
-        for low, high in pairwise(borders_of(int(ends[-1]), len(self._pools) or 1).tolist()):
-            start, stop = np.searchsorted(ends, (low, high - 1), "right").tolist()
-            yield np.sort(groups[start - 1 : stop] if low < high else groups[:0])
-
-    def _drawn(self, mini_pass: Pass) -> list[Ints]:
-        """Return the groups of the pools of a part, if there are several."""
-        order, mini, shuffled = self._order, self._mini, self._order.shuffle != "none"
-        numbers = range(mini.pools if mini.pools > 1 and shuffled else 0)
-        draw = partial(mini.pool, order.edges, order.seed, mini_pass, shuffled=shuffled)
-        return [draw(number) for number in numbers]
-
-
-def _slices(sequence: Sequence) -> Iterator[slice]:
-    """Yield the samples of a sequence, some at a time: groups in their order."""
-    edges, groups = sequence.edges, sequence.groups
-    if groups is None or int(sequence.ends[-1]) == int(edges[-1]):
-        starts, stops = [0], [int(edges[-1])]
-    elif len(groups) == 0:
-        return
-    else:
-        groups = np.sort(groups)
-        cuts = np.flatnonzero(np.diff(groups) > 1) + 1
-        starts = edges[groups[np.append(0, cuts)]].tolist()
-        stops = edges[groups[np.append(cuts, len(groups)) - 1] + 1].tolist()
-    for start, stop in zip(starts, stops, strict=True):
-        for at in range(start, stop, _SEEN):
-            yield slice(at, min(at + _SEEN, stop))
 
 
 def _batches(share: Share, run: _Run) -> tuple[int, int, int]:

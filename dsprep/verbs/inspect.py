@@ -132,23 +132,14 @@ class Inspection:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as JSON."""
-        return {
-            "path": self.path,
-            "version": self.version,
-            "files": self.files,
-            "stored_files": self.stored_files,
-            "looked_into": self.looked_into,
-            "samples": self.samples,
-            "stored_nbytes": self.stored_nbytes,
-            "payload_nbytes": self.payload,
-            "fields": [_field_json(f) for f in self.fields],
-            "attrs": {k: encode_attr(v) for k, v in self.attrs.items()},
-            "notes": list(self.notes),
-            "groups": None
-            if self.groups is None
-            else {"count": self.groups[0], "samples": self.groups[1]},
-            **({} if self.epoch_requests is None else {"epoch_requests": self.epoch_requests}),
-        }
+        json = {**vars(self), "payload_nbytes": self.payload, "notes": list(self.notes)}
+        json["fields"] = [_field_json(f) for f in self.fields]
+        json["attrs"] = {k: encode_attr(v) for k, v in self.attrs.items()}
+        if self.groups is not None:
+            json["groups"] = dict(zip(("count", "samples"), self.groups, strict=True))
+        if self.epoch_requests is None:
+            del json["epoch_requests"]
+        return json
 
 
 def _field_json(facts: FieldFacts) -> dict[str, Any]:
@@ -161,16 +152,7 @@ def _field_json(facts: FieldFacts) -> dict[str, Any]:
         "nbytes": facts.nbytes,
         "attrs": {k: encode_attr(v) for k, v in f.attrs.items()},
         "lengths": None if lengths is None else vars(lengths),
-        "layout": None
-        if stored is None
-        else {
-            "storage": stored.storage,
-            "codecs": list(stored.codecs),
-            "stored_nbytes": stored.stored_nbytes,
-            "access": stored.access,
-            "reads_per_sample": stored.reads,
-            "read_nbytes_per_sample": stored.read_nbytes,
-        },
+        "layout": None if stored is None else vars(stored),
     }
 
 
