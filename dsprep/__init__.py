@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     from dsprep.reader.subset import Subset as Subset
     from dsprep.sidecar.sidecar import Sidecar as Sidecar
     from dsprep.sidecar.sidecar import StaleError as StaleError
-    from dsprep.source.dataset import open_dataset as open
+    from dsprep.source.dataset import open_dataset as open  # noqa: F401
     from dsprep.verbs.audit import audit as audit
     from dsprep.verbs.check import check as check
     from dsprep.verbs.convert import convert as convert
@@ -102,103 +102,44 @@ if TYPE_CHECKING:
     from dsprep.verbs.write import Writer as Writer
     from dsprep.verbs.write import write as write
 
-_WHERE = {
-    "open": "dsprep.source.dataset:open_dataset",
-    "convert": "dsprep.verbs.convert:convert",
-    "verify": "dsprep.verbs.verify:verify",
-    "provenance": "dsprep.verbs.provenance:provenance",
-    "repack": "dsprep.verbs.repack:repack",
-    "audit": "dsprep.verbs.audit:audit",
-    "check": "dsprep.verbs.check:check",
-    "stage": "dsprep.verbs.stage:stage",
-    "Reader": "dsprep.reader.loader:Reader",
-    "Cache": "dsprep.reader.cached:Cache",
-    "Mix": "dsprep.reader.mix:Mix",
-    "Subset": "dsprep.reader.subset:Subset",
-    "each": "dsprep.reader.each:each",
-    "pack": "dsprep.reader.pack:pack",
-    "pad": "dsprep.reader.pack:pad",
-    "mask_and_scale": "dsprep.reader.scaling:mask_and_scale",
-    "stats": "dsprep.reader.stats:stats",
-    "normalise": "dsprep.reader.stats:normalise",
-    "measure": "dsprep.bench.measure:measure",
-    "decode": "dsprep.decode",
-    "repeats": "dsprep.repeats",
-    "errors": "dsprep.errors",
-    "executors": "dsprep.executors",
-    "torch": "dsprep.torch",
-    "lightning": "dsprep.lightning",
-    "transformers": "dsprep.transformers",
-    "tf": "dsprep.tf",
-    "jax": "dsprep.jax",
-    "inspect": "dsprep.verbs.inspect:inspect",
-    "write": "dsprep.verbs.write:write",
-    "Writer": "dsprep.verbs.write:Writer",
-    "Sidecar": "dsprep.sidecar.sidecar:Sidecar",
-    "StaleError": "dsprep.sidecar.sidecar:StaleError",
-    "Source": "dsprep.formats.base:Source",
-    "OpenOptions": "dsprep.formats.options:OpenOptions",
-    "WriteOptions": "dsprep.formats.options:WriteOptions",
-    "Arena": "dsprep.core.schema:Arena",
-    "Field": "dsprep.core.schema:Field",
-    "FieldSpec": "dsprep.core.schema:FieldSpec",
-    "Compression": "dsprep.formats.options:Compression",
-    "Ragged": "dsprep.core.schema:Ragged",
-    "Schema": "dsprep.core.schema:Schema",
-    "DsprepError": "dsprep.errors:DsprepError",
+_NAMES = {
+    "bench.measure": ("measure",),
+    "core.schema": ("Arena", "Field", "FieldSpec", "Ragged", "Schema"),
+    "errors": ("DsprepError",),
+    "formats.base": ("Source",),
+    "formats.options": ("Compression", "OpenOptions", "WriteOptions"),
+    "reader.cached": ("Cache",),
+    "reader.each": ("each",),
+    "reader.loader": ("Reader",),
+    "reader.mix": ("Mix",),
+    "reader.pack": ("pack", "pad"),
+    "reader.scaling": ("mask_and_scale",),
+    "reader.stats": ("normalise", "stats"),
+    "reader.subset": ("Subset",),
+    "sidecar.sidecar": ("Sidecar", "StaleError"),
+    "source.dataset": ("open",),
+    **{f"verbs.{name}": (name,) for name in ("audit", "check", "convert", "inspect", "provenance")},
+    **{f"verbs.{name}": (name,) for name in ("repack", "stage", "verify")},
+    "verbs.write": ("Writer", "write"),
 }
+"""The public names by module, below this package; `open` is called `open_dataset` there."""
 
-__all__ = [
-    "Cache",
-    "Mix",
-    "Subset",
-    "decode",
-    "each",
-    "measure",
-    "pack",
-    "pad",
-    "Arena",
-    "Compression",
-    "DsprepError",
-    "Field",
-    "FieldSpec",
-    "OpenOptions",
-    "Ragged",
-    "Reader",
-    "Schema",
-    "Sidecar",
-    "Source",
-    "StaleError",
-    "WriteOptions",
-    "Writer",
-    "audit",
-    "check",
-    "convert",
-    "errors",
-    "executors",
-    "inspect",
-    "mask_and_scale",
-    "normalise",
-    "open",
-    "provenance",
-    "repack",
-    "repeats",
-    "stage",
-    "stats",
-    "verify",
-    "write",
-]
+_WHERE = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = ("decode", "errors", "executors", "repeats")
+_FRAMEWORKS = ("jax", "lightning", "tf", "torch", "transformers")
+
+__all__ = [*_WHERE, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in (*_WHERE, *_MODULES, *_FRAMEWORKS):
         raise AttributeError(f"module 'dsprep' has no attribute {name!r}")
     from importlib import import_module
 
-    module, _, attribute = _WHERE[name].partition(":")
-    found = import_module(module)
-    return getattr(found, attribute) if attribute else found
+    module = import_module(f"dsprep.{_WHERE.get(name, name)}")
+    attribute = "open_dataset" if name == "open" else name
+    return getattr(module, attribute) if name in _WHERE else module
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_WHERE})
+    return sorted({*globals(), *_WHERE, *_MODULES, *_FRAMEWORKS})

@@ -35,7 +35,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import FrameType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -56,7 +55,7 @@ from dsprep.source.files import names_of
 try:
     import torch
     from torch import distributed
-    from torch.utils.data import Dataset, IterableDataset, get_worker_info, random_split
+    from torch.utils.data import Dataset, IterableDataset, get_worker_info
 except ImportError as error:
     raise MissingExtra("dsprep.torch needs PyTorch", fix="pip install 'dsprep[torch]'") from error
 
@@ -106,9 +105,9 @@ class Batches(ReaderLoops[B], IterableDataset[B]):
     ----------
     reader
         The `Reader`.
-    dataset, batch_size, drop_last, prefetch_factor
-        What libraries look for in a ``DataLoader`` without batches of its own: this object, and
-        what ``DataLoader(batches, batch_size=None)`` has.
+    batch_size, drop_last, prefetch_factor
+        What libraries look for in a ``DataLoader``: what ``DataLoader(batches, batch_size=None)``
+        has.
 
     Raises
     ------
@@ -142,11 +141,12 @@ class Batches(ReaderLoops[B], IterableDataset[B]):
             options["collate"] = Collate(collate, _tensors)
         self._arguments: dict[str, Any] = {"path": path, "batch_size": batch_size, **options}
         self._is_early = options.get("rank") is None and not _is_initialized()
-        alone = {"rank": 0, "world_size": 1} if self._is_early_child() else {}
-        self._reader = self._made(**alone)
+        # Lightning has started this process: of its variables none states the rank.
+        known, env = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE"), os.environ
+        is_child = self._is_early and all(name in env for name in known) and "RANK" not in env
+        self._reader = self._made(**({"rank": 0, "world_size": 1} if is_child else {}))
         if not self._reader.transforms:
             check_fields(self._reader.schema, takes, "PyTorch")
-        self._is_placed = False  # whether somebody said at which epoch and step it is
 
     def _made(self, **alone: int) -> Reader:
         reader = Reader(**{**self._arguments, **alone})
@@ -154,20 +154,15 @@ class Batches(ReaderLoops[B], IterableDataset[B]):
             reader.allocate = self._pinned
         return reader
 
-    def _is_early_child(self) -> bool:
-        """Whether Lightning started this process: of its variables none states the rank."""
-        known, env = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE"), os.environ
-        return self._is_early and all(name in env for name in known) and "RANK" not in env
-
     @property
     def reader(self) -> Reader:
         """The `Reader`, of this rank as soon as ``torch.distributed`` is initialised."""
         if self._is_early and _is_initialized():
             self._is_early, before = False, self._reader
-            found = {"rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
-            if any(getattr(before.rank_info, name) != found[name] for name in found):
+            ranks = {"rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
+            if any(getattr(before.rank_info, name) != ranks[name] for name in ranks):
                 before.close()
-                self._arguments |= found
+                self._arguments |= ranks
                 self._reader = self._made()
                 self._reader.load_state_dict(before.state_dict(), other_data=True)
         return self._reader
@@ -177,26 +172,9 @@ class Batches(ReaderLoops[B], IterableDataset[B]):
         self._reader = reader
 
     @property
-    def dataset(self) -> Self | range:
-        """The object itself, but none for Lightning, which warns of an iterable one with a length.
-
-        The Trainer of Hugging Face gets the numbers of the samples, which it counts for its report.
-
-        Raises
-        ------
-        AttributeError
-            If Lightning asks.
-        """
-        caller = sys._getframe(1).f_globals.get("__name__", "")
-        if "lightning" in caller:
-            raise AttributeError("dataset")
-        return range(self.reader.samples) if caller == "transformers.trainer" else self
-
-    def __len__(self) -> int:
-        """Return the steps of a whole epoch, also of one that is resumed."""
-        if sys._getframe(1).f_code is random_split.__code__:
-            self[0]
-        return super().__len__()
+    def dataset(self) -> Self:
+        """The object itself, of which Accelerate skips batches."""
+        return self
 
     def __iter__(self) -> Iterator[B]:
         """Return the batches of the next epoch, or of what is left of it.
@@ -204,7 +182,7 @@ class Batches(ReaderLoops[B], IterableDataset[B]):
         Raises
         ------
         UsageError
-            If a loader of samples would lose or mix up batches, or workers were to read them.
+            If workers were to read them.
         """
         if get_worker_info() is not None:
             raise UsageError(
@@ -212,34 +190,7 @@ class Batches(ReaderLoops[B], IterableDataset[B]):
                 fix="use num_workers=0, which is faster; for a slow transform of each sample, take "
                 "dsprep.torch.Samples",
             )
-        self._check_caller()
         return self._noted(self._host() if self._device.type == "cpu" else self._fed())
-
-    def _check_caller(self) -> None:
-        """Raise `UsageError` if a loader that iterates over this would lose or mix up batches."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            module, loader = frame.f_globals.get("__name__"), None
-            if module in ("accelerate.data_loader", "torch.utils.data._utils.fetch"):
-                loader = frame.f_locals.get("self")
-            frame = frame.f_back
-            if getattr(loader, "auto_collation", False):
-                raise UsageError(
-                    "a DataLoader would make batches of these batches",
-                    fix="give it batch_size=None: DataLoader(batches, batch_size=None)",
-                )
-            name = type(loader).__name__
-            if name == "DataLoaderDispatcher" and self.reader.rank_info.world_size > 1:
-                raise UsageError(
-                    "Accelerate would read the batches of rank 0 alone, and lose those of others",
-                    fix="pass Batches itself, without a DataLoader, to prepare()",
-                )
-            if name == "SkipDataLoader" and not self._is_placed:
-                raise UsageError(
-                    "batches are skipped of an epoch that nobody has named",
-                    fix="call set_epoch(epoch) before; for the Trainer of Hugging Face, give it "
-                    "callbacks=[dsprep.transformers.SetEpoch()]",
-                )
 
     def _host(self) -> Generator[Any, None, None]:
         batches = iter(self.reader)
@@ -269,16 +220,6 @@ class Batches(ReaderLoops[B], IterableDataset[B]):
         return mapped(_nested, batch, (Values,)) if self._nested else batch
 
     # --- epochs and states -------------------------------------------------------------------
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next loop begin with the beginning of an epoch."""
-        super().set_epoch(epoch)
-        self._is_placed = True
-
-    def load_state_dict(self, state: Mapping[str, Any], *, other_data: bool = False) -> None:
-        """Continue where `state_dict` was called; before the loop."""
-        super().load_state_dict(state, other_data=other_data)
-        self._is_placed = True
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_reader": self.reader, **super().__getstate__()}

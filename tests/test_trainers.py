@@ -11,7 +11,6 @@ import pytest
 from adapter_contract import COUNT, PLAIN, STEPS, labels, made, of_reader
 
 import dsprep
-from dsprep.errors import UsageError
 
 torch = pytest.importorskip("torch")
 
@@ -68,7 +67,6 @@ def train(path, directory, *, callbacks, checkpoint=None, batches=None):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", category=UserWarning, module="torch.utils.data")
         trainer.train(resume_from_checkpoint=checkpoint)
-    assert trainer.num_examples(batches) == COUNT  # samples, of which the report tells the rate
     return model
 
 
@@ -84,8 +82,6 @@ def test_the_trainer_of_hugging_face_continues_to_the_batch(plain, tmp_path):
         checkpoint = str(tmp_path / f"checkpoint-{step}")
         rest = train(plain[0], tmp_path, callbacks=[SetEpoch()], checkpoint=checkpoint)
         assert rest.seen == expected[step:]
-    with pytest.raises(UsageError, match=r"nobody has named.*SetEpoch\(\)"):
-        train(plain[0], tmp_path, callbacks=[], checkpoint=checkpoint)
 
 
 def test_the_trainer_of_hugging_face_trains_twice_with_the_same_batches(plain, tmp_path):
@@ -99,23 +95,16 @@ def test_the_trainer_of_hugging_face_trains_twice_with_the_same_batches(plain, t
 ACCELERATE = """
 import json, sys
 from accelerate import Accelerator
-from torch.utils.data import DataLoader
 from dsprep.torch import Batches
 
 accelerator, batches = Accelerator(cpu=True), Batches(sys.argv[1], 8)
 loader = accelerator.prepare(batches)
 assert loader is batches
-found = [batch["label"].tolist() for batch in loader]
-try:
-    next(iter(accelerator.prepare(DataLoader(batches, batch_size=None))))
-except ValueError as error:
-    found.append(str(error))
-print(json.dumps(found))
+print(json.dumps([batch["label"].tolist() for batch in loader]))
 """
 
 
 def test_accelerate_leaves_the_ranks_to_the_batches(plain, tmp_path):
-    """In a DataLoader it would read the batches of rank 0 alone."""
     pytest.importorskip("accelerate")
     (tmp_path / "job.py").write_text(ACCELERATE)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -125,11 +114,9 @@ def test_accelerate_leaves_the_ranks_to_the_batches(plain, tmp_path):
     assert run.returncode == 0, run.stderr
     seen = []
     for rank in range(2):
-        *found, error = json.loads(logs[str(rank)].read_text())
+        found = json.loads(logs[str(rank)].read_text())
         with dsprep.Reader(plain[0], 8, rank=rank, world_size=2) as reader:
             assert found == labels(reader)
-        assert "rank 0 alone" in error
-        assert "pass Batches itself" in error
         seen += [label for batch in found for label in batch]
     assert sorted(seen) == list(range(COUNT))
 
@@ -137,8 +124,6 @@ def test_accelerate_leaves_the_ranks_to_the_batches(plain, tmp_path):
 def test_accelerate_skips_the_first_batches(plain):
     skip_first_batches = pytest.importorskip("accelerate").skip_first_batches
     batches = Batches(plain[0], 8, seed=3, rank=0, world_size=1)
-    with pytest.raises(UsageError, match=r"set_epoch\(epoch\)"):
-        next(iter(skip_first_batches(batches, 5)))
     batches.set_epoch(1)
     assert labels(skip_first_batches(batches, 5)) == of_reader(plain[0], 2, seed=3)[STEPS + 5 :]
 
