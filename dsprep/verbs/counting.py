@@ -172,8 +172,8 @@ class Counter:
         for at in range(0, len(self.times_read), _SEEN):
             times = self.times_read[at : at + _SEEN]
             low, high = np.searchsorted(edges, (at, at + len(times) - 1), "right").tolist()
-            nsamples = np.diff(np.clip(edges[low - 1 : high + 1], at, at + len(times)))
-            counts = times[np.repeat(chosen[low - 1 : high], nsamples)]
+            bounds: Ints = edges[low - 1 : high + 1].clip(at, at + len(times))
+            counts = times[np.repeat(chosen[low - 1 : high], np.diff(bounds))]
             came, again = int(np.count_nonzero(counts)), int(np.count_nonzero(counts > 1))
             never, once, more = never + len(counts) - came, once + came - again, more + again
         return never, once, more
