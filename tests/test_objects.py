@@ -51,7 +51,7 @@ def server(monkeypatch):
         monkeypatch.setenv(name, value)
     for scheme in paths.SCHEMES:
         monkeypatch.delitem(paths._stores, scheme, raising=False)
-    monkeypatch.setattr(requests, "PAUSE", 0.001)
+    monkeypatch.setattr(objects, "PAUSE", 0.001)
     running.server.put("/b/data", DATA)
     yield running.server
     running.close()
@@ -121,31 +121,21 @@ def test_small_reads_come_from_few_blocks(server):
 def test_faults_are_tried_again(server, fault):
     file = paths.open_file("s3://b/data")
     server.set[fault] = 0.2
-    before = requests.counters.retries
     at = np.arange(0, NBYTES - 1000, 100_003)
     for _ in range(5):
         for start, data in zip(at, read(file, at, np.full(len(at), 1000)), strict=True):
             assert np.array_equal(data, DATA[start : start + 1000])
     assert server.stat["faults"] > 5
-    assert requests.counters.retries - before >= server.stat["faults"]
 
 
 def test_the_last_try_is_an_error(server):
     file = paths.open_file("s3://b/data")
     server.set["500"] = 1.0
-    with pytest.raises(OSError, match=r"offset 9 after 7 tries.*500.*s3://b/data") as caught:
+    with pytest.raises(OSError, match=r"offset 9: .*500.*s3://b/data") as caught:
         read(file, [9], [10])
     assert "secret-secret" not in str(caught.value)
     server.set["500"] = 0.0
     assert np.array_equal(read(file, [9], [10])[0], DATA[9:19])
-
-
-def test_a_store_that_asks_to_slow_down_is_asked_again(server):
-    file = paths.open_file("s3://b/data")
-    server.set["503"] = 0.3
-    at = np.arange(0, NBYTES - 1000, 100_003)
-    read(file, at, np.full(len(at), 10))
-    server.set["503"] = 0.0
 
 
 @pytest.mark.parametrize("ignores", [0.0, 1.0], ids=["412", "another ETag in the answer"])
@@ -173,10 +163,8 @@ def test_a_request_that_stalls_is_made_again(server, monkeypatch):
         return await send(*args, **options)
 
     monkeypatch.setattr(server, "_send", once)
-    before = requests.counters.retries
     assert np.array_equal(read(file, [9], [10])[0], DATA[9:19])
     ended.set()
-    assert requests.counters.retries == before + 1
 
 
 def test_what_is_in_flight_is_bounded(server, monkeypatch):
@@ -272,7 +260,7 @@ async def waits(*args, **options):
 requests.obstore.get_async = waits
 thread = threading.Thread(target=read, daemon=True)
 thread.start()
-while not (requests._made and requests._made._flight.requests):
+while not (requests._made and requests._made.under_way):
     time.sleep(0.001)
 """
     done = subprocess.run(

@@ -171,9 +171,8 @@ def say_asked() -> None:
     from dsprep.core.units import show_nbytes
 
     if (asked := _asked()) is not None:
-        again = f", {asked['retries']:,} of them again" if asked["retries"] else ""
         remark(
-            f"asked the store: {asked['requests']:,} GET requests{again}, "
+            f"asked the store: {asked['requests']:,} GET requests, "
             f"{show_nbytes(asked['nbytes'])}; {asked['other']:,} others (HEAD, LIST, PUT)"
         )
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from dsprep.errors import TargetError
 from dsprep.storage.durable import sync, sync_directory
+from dsprep.storage.libc import c_function
 from dsprep.storage.locking import OWNER, Lock
 from dsprep.storage.paths import StorePath
 from dsprep.storage.trees import SIDECARS, WORKING
@@ -33,6 +34,8 @@ KEPT = (LOCK, f"{LOCK}{OWNER}")
 PATIENCE = 4.0
 """Seconds for which a run is waited for that is just giving a name to another dataset."""
 
+_INT, _TEXT = ctypes.c_int, ctypes.c_char_p
+_renameat2 = c_function("renameat2", _INT, _INT, _TEXT, _INT, _TEXT, ctypes.c_uint)
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _RENAME_EXCHANGE = 2
@@ -175,10 +178,9 @@ def exchange(a: Path, b: Path) -> bool:
 
 def _rename(a: Path, b: Path, flags: int) -> bool:
     """Rename `a` to `b` by ``renameat2``; return False where the system cannot do what is asked."""
-    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if call is None:
+    if _renameat2 is None:
         return False
-    if call(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), flags) == 0:
+    if _renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), flags) == 0:
         return True
     number = ctypes.get_errno()
     if number in _CANNOT:

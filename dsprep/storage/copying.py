@@ -7,28 +7,21 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Any
 
 import numpy as np
 
 from dsprep.core.schema import Ints
+from dsprep.storage.libc import c_function
 from dsprep.storage.ranges import IOV_MAX
 
 MOST = 1 << 30
 """Bytes that the kernel surely copies by one call (it stops short of 2 GiB)."""
 
 
-def _process_vm_readv() -> Any:
-    """Return the function of the C library; None where it has none."""
-    function = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
-    if function is not None:
-        size, pointer = ctypes.c_ulong, ctypes.c_void_p
-        function.restype = ctypes.c_ssize_t
-        function.argtypes = [ctypes.c_int, pointer, size, pointer, size, size]
-    return function
-
-
-_call = _process_vm_readv()
+_SIZE, _POINTER = ctypes.c_ulong, ctypes.c_void_p
+_call = c_function(
+    "process_vm_readv", ctypes.c_ssize_t, ctypes.c_int, _POINTER, _SIZE, _POINTER, _SIZE, _SIZE
+)
 
 
 def copy(address: int, iovecs: Ints) -> None:

@@ -5,23 +5,18 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from dsprep.storage.libc import c_function
 from dsprep.storage.ranges import named
 
-
-def _fallocate() -> Callable[[int, int, int, int], int] | None:
-    function = getattr(ctypes.CDLL(None), "fallocate64", None)
-    if function is not None:
-        function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-    return function
-
-
-_allocate = _fallocate()
+_INT, _LONG = ctypes.c_int, ctypes.c_int64
+_allocate = c_function("fallocate64", _INT, _INT, _INT, _LONG, _LONG)
+_start_sync = c_function("sync_file_range", _INT, _INT, _LONG, _LONG, ctypes.c_uint)
 
 _KEEP_SIZE = 1
+_WAIT_BEFORE, _SYNC_FILE_RANGE_WRITE = 1, 2
 
 
 def preallocate(fd: int, offset: int, nbytes: int) -> None:
@@ -41,19 +36,6 @@ def sync(fd: int, *, data: bool = False) -> None:
         (os.fdatasync if data else os.fsync)(fd)
     except OSError as error:
         raise named(error, fd) from error
-
-
-def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    function = getattr(libc, "sync_file_range", None)
-    if function is not None:
-        function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-    return function
-
-
-_start_sync = _sync_file_range()
-
-_WAIT_BEFORE, _SYNC_FILE_RANGE_WRITE = 1, 2
 
 
 def start_sync(fd: int) -> None:

@@ -19,11 +19,11 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
 from dsprep.core.schema import Ints
+from dsprep.storage.libc import c_function
 
 ENTRIES = 256
 """Requests in flight at most: more gained nothing on the drives that were measured."""
@@ -41,13 +41,7 @@ _SINGLE_ISSUER, _DEFER_TASKRUN = 1 << 12, 1 << 13  # completions are posted with
 _ORDERED = platform.machine() == "x86_64"
 
 
-def _syscall() -> Any:
-    function = ctypes.CDLL(None, use_errno=True).syscall
-    function.restype = ctypes.c_long
-    return function
-
-
-_call = _syscall()
+_call = c_function("syscall", ctypes.c_long)
 
 
 class Ring:

@@ -17,12 +17,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from dsprep.core.schema import Ints
 from dsprep.core.spans import offsets_of
+from dsprep.storage.libc import c_function
 from dsprep.storage.ranges import CALL_NBYTES, IOV_MAX, PAUSES, ends_early
 from dsprep.storage.ring import READ, READV, ring
 
@@ -51,16 +51,8 @@ DROPPED = int(_dropped.ctypes.data)
 """The address that bytes go to which nobody reads: `NEAR` bytes."""
 
 
-def _function(name: str) -> Any:
-    """Return ``preadv`` or ``pwritev`` of the C library, with 64-bit offsets."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    function = getattr(libc, f"{name}64", None) or getattr(libc, name)
-    function.restype = ctypes.c_ssize_t
-    function.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
-    return function
-
-
-_call, _write = _function("preadv"), _function("pwritev")
+_PARAMETERS = ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+_call, _write = c_function("preadv", *_PARAMETERS), c_function("pwritev", *_PARAMETERS)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Requests for ranges of objects: how many at a time, what is tried again, and what is refused.
+"""Requests for ranges of objects: how many at a time, and what is refused.
 
 One event loop in a thread of this process makes all requests. `Requests.read` takes ranges of any
 objects, joins near ones, cuts long ones, and copies each body to its places as it arrives: long
@@ -15,14 +15,13 @@ import asyncio
 import atexit
 import errno
 import os
-import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from queue import SimpleQueue
@@ -56,18 +55,6 @@ SMALL_NBYTES = 256 << 10
 """Up to so many bytes of a body are copied by the thread of the event loop, without the kernel:
 waking the thread that waits would take longer."""
 
-TRIES = 7
-"""Times that a request is made before its error is raised."""
-
-PAUSE = 0.05
-"""Seconds before the second try; twice as many before each further one, with jitter."""
-
-DEADLINE = 60.0
-"""Seconds after which a request that has not ended fails, and is made again."""
-
-STALLED = 10.0
-"""Seconds without a byte after which a request to read fails, and is made again."""
-
 LAST = 0.02
 """Seconds at the end of the program for threads of obstore to let its objects go."""
 
@@ -90,8 +77,6 @@ class Counters:
         Requests for ranges that were answered, and bytes that came.
     other
         Requests for what objects are (HEAD, LIST), and to write them.
-    retries
-        Requests that were made again.
     sent
         Bytes that were written.
     """
@@ -99,7 +84,6 @@ class Counters:
     requests: int = 0
     nbytes: int = 0
     other: int = 0
-    retries: int = 0
     sent: int = 0
 
 
@@ -167,47 +151,6 @@ def modified_ns(meta: Any) -> int:
     return milliseconds * 10**6
 
 
-@dataclass
-class _Flight:
-    """What is under way, bounded by bytes and requests; used in the event loop alone."""
-
-    nbytes: int = 0
-    requests: int = 0
-    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
-
-    def has_entered(self, nbytes: int) -> bool:
-        """Count a request of so many bytes, if it may be made at once; return whether it may."""
-        if self.requests and (self.requests >= CEILING or self.nbytes + nbytes > BUDGET_NBYTES):
-            return False
-        self.requests, self.nbytes = self.requests + 1, self.nbytes + nbytes
-        return True
-
-    async def enter(self, nbytes: int) -> None:
-        """Wait until a request of so many bytes may be made; those that wait longest go first."""
-        while not self.has_entered(nbytes):
-            turn = asyncio.get_running_loop().create_future()
-            self.waiting.append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                self._wake()  # it may have been this one's turn
-                raise
-        if self.nbytes < BUDGET_NBYTES and self.requests < CEILING:
-            self._wake()
-
-    def leave(self, nbytes: int) -> None:
-        """Note that a request has ended."""
-        self.requests, self.nbytes = self.requests - 1, self.nbytes - nbytes
-        self._wake()
-
-    def _wake(self) -> None:
-        while self.waiting:
-            turn = self.waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-
-
 @dataclass(frozen=True)
 class Part:
     """One request: a half-open range of an object, and what takes its body."""
@@ -232,7 +175,8 @@ class Requests:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._flight = _Flight()
+        self.under_way = self._nbytes = 0  # requests, and their bytes
+        self._waiting = deque[tuple[int, asyncio.Future[None]]]()
         self._thread = threading.Thread(
             target=self._loop.run_forever, daemon=True, name="dsprep-objects"
         )
@@ -262,7 +206,7 @@ class Requests:
         ChangedError
             If an object is no longer the version that was opened.
         OSError
-            If a range cannot be read, after `TRIES` tries.
+            If a range cannot be read, however often obstore tries it.
         """
         if not parts:
             return
@@ -313,41 +257,51 @@ class Requests:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _one(self, version: Version, start: int, stop: int) -> Any:
-        """Return the body of one range, tried again as long as that makes sense."""
-        nbytes, pause, problem = stop - start, PAUSE, ""
-        for attempt in range(TRIES):
-            if attempt:
-                counters.retries += 1
-                await asyncio.sleep(pause * (0.5 + random.random()))
-                pause *= 2
-            if not self._flight.has_entered(nbytes):
-                await self._flight.enter(nbytes)
-            try:
-                return await self._get(version, start, stop)
-            except exceptions.PreconditionError as error:
-                raise version.changed("another version") from error
-            except (FileNotFoundError, exceptions.NotFoundError) as error:
-                raise version.changed("nothing there") from error
-            except _FINAL as error:
-                raise refused(version.name, error) from error
-            except (exceptions.BaseError, TimeoutError, OSError) as error:
-                problem = brief(error)
-            finally:
-                self._flight.leave(nbytes)
-        text = f"cannot be read at offset {start} after {TRIES} tries: {problem}"
-        raise RangeError(errno.EIO, text, version.name).at(start)
+    def _admit(self) -> None:
+        """Let requests begin that there is room for, those first that wait longest."""
+        while self._waiting:
+            nbytes, turn = self._waiting[0]
+            is_full = self.under_way >= CEILING or self._nbytes + nbytes > BUDGET_NBYTES
+            if self.under_way and is_full:
+                return
+            self._waiting.popleft()
+            if not turn.done():
+                self.under_way, self._nbytes = self.under_way + 1, self._nbytes + nbytes
+                turn.set_result(None)
 
-    async def _get(self, version: Version, start: int, stop: int) -> Any:
-        options: Any = {"range": (start, stop), **version.condition}
-        answer = await obstore.get_async(version.store, version.key, options=options)
-        version.check(answer.meta)
-        body = await answer.bytes_async()
-        if len(body) != stop - start:
-            raise OSError(errno.EIO, f"{len(body)} bytes came of {stop - start}")
-        counters.requests += 1
-        counters.nbytes += len(body)
-        return body
+    async def _one(self, version: Version, start: int, stop: int) -> Any:
+        """Return the body of one range."""
+        nbytes, turn = stop - start, self._loop.create_future()
+        self._waiting.append((nbytes, turn))
+        self._admit()
+        try:
+            await turn
+            return await _get(version, start, stop)
+        except exceptions.PreconditionError as error:
+            raise version.changed("another version") from error
+        except (FileNotFoundError, exceptions.NotFoundError) as error:
+            raise version.changed("nothing there") from error
+        except _FINAL as error:
+            raise refused(version.name, error) from error
+        except (exceptions.BaseError, TimeoutError, OSError) as error:
+            text = f"cannot be read at offset {start}: {brief(error)}"
+            raise RangeError(errno.EIO, text, version.name).at(start) from error
+        finally:
+            if turn.done() and not turn.cancelled():
+                self.under_way, self._nbytes = self.under_way - 1, self._nbytes - nbytes
+                self._admit()
+
+
+async def _get(version: Version, start: int, stop: int) -> Any:
+    options: Any = {"range": (start, stop), **version.condition}
+    answer = await obstore.get_async(version.store, version.key, options=options)
+    version.check(answer.meta)
+    body = await answer.bytes_async()
+    if len(body) != stop - start:
+        raise OSError(errno.EIO, f"{len(body)} bytes came of {stop - start}")
+    counters.requests += 1
+    counters.nbytes += len(body)
+    return body
 
 
 def brief(error: BaseException) -> str:

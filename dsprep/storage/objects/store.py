@@ -33,9 +33,7 @@ from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.storage.base import Handle, Store, made_status
 from dsprep.storage.identity import Identity
 from dsprep.storage.objects.requests import (
-    DEADLINE,
     PART_NBYTES,
-    STALLED,
     Part,
     Version,
     check_process,
@@ -77,6 +75,18 @@ UPLOAD_NBYTES = 16 << 20
 
 UPLOADS = 8
 """Parts of an object that are uploaded at a time."""
+
+TRIES = 7
+"""Times that a request is made again by obstore."""
+
+PAUSE = 0.05
+"""Seconds before the second try; twice as many before each further one, with jitter."""
+
+DEADLINE = 60.0
+"""Seconds after which a request that has not ended fails, and is made again."""
+
+STALLED = 10.0
+"""Seconds without a byte after which a request to read fails, and is made again."""
 
 _PLAIN = ("http", "https")
 
@@ -193,21 +203,13 @@ class ObjectStore(Store):
 
     def __init__(self, scheme: str) -> None:
         self.scheme = scheme
-        self._roots: dict[str, tuple[Any, Any]] = {}
+        self._roots: dict[tuple[str, bool], Any] = {}
         self._answers: dict[str, tuple[float, tuple[Version | None, bytes]]] = {}
         self._listings: dict[str, tuple[float, dict[str, os.stat_result]]] = {}
         self._lock = threading.Lock()
 
-    def _root(self, bucket: str) -> tuple[Any, Any]:
-        """Return the store of a bucket for reading and for all else, which obstore tries again."""
-        check_process()
-        with self._lock:
-            if bucket not in self._roots:
-                url = f"{self.scheme}://{bucket}"
-                self._roots[bucket] = _connect(url, tries=0), _connect(url, tries=5)
-            return self._roots[bucket]
-
-    def _split(self, name: str) -> tuple[tuple[Any, Any], str]:
+    def _split(self, name: str, *, is_sent: bool = False) -> tuple[Any, str]:
+        """Return the store of obstore that an object is read from, or sent to, and its key."""
         bucket, _, key = name.partition("/")
         if self.scheme in _PLAIN and ("?" in key or "#" in key):
             raise UsageError(
@@ -220,7 +222,13 @@ class ObjectStore(Store):
                 f"{name!r} has a part that is not read: . or .. or control characters",
                 fix="give the object another name",
             )
-        return self._root(bucket), key
+        check_process()
+        with self._lock:
+            root = self._roots.get((bucket, is_sent))
+            if root is None:
+                root = _connect(f"{self.scheme}://{bucket}", None if is_sent else STALLED)
+                self._roots[bucket, is_sent] = root
+            return root, key
 
     def _url(self, name: str) -> str:
         return f"{self.scheme}://{name}"
@@ -249,13 +257,12 @@ class ObjectStore(Store):
                 return known
         answer: tuple[Version | None, bytes] = None, b""
         if "/" in name:  # a bucket's sidecar would have the name of another bucket
-            (reading, other), key = self._split(name)
             try:
                 if head:
-                    answer = self._first(reading, other, key, name)
+                    answer = self._first(name)
                 else:
                     counters.other += 1
-                    answer = self._version(reading, key, name, obstore.head(other, key)), b""
+                    answer = self._version(name, obstore.head(*self._split(name))), b""
             except (FileNotFoundError, exceptions.NotFoundError):
                 pass
             except exceptions.BaseError as error:
@@ -266,29 +273,30 @@ class ObjectStore(Store):
         self._note(name, answer)
         return answer
 
-    def _first(self, reading: Any, other: Any, key: str, name: str) -> tuple[Version, bytes]:
+    def _first(self, name: str) -> tuple[Version, bytes]:
         """Return a version and its first bytes, by one request unless it is empty."""
+        store, key = self._split(name)
         try:
-            answer = obstore.get(other, key, options={"range": (0, EDGE_NBYTES)})
+            answer = obstore.get(store, key, options={"range": (0, EDGE_NBYTES)})
             data = bytes(answer.bytes())
         except (FileNotFoundError, exceptions.NotFoundError):
             raise
         except exceptions.BaseError:  # of no bytes there is no range
             counters.other += 1
-            meta = obstore.head(other, key)
+            meta = obstore.head(store, key)
             if meta["size"]:
                 raise
-            return self._version(reading, key, name, meta), b""
+            return self._version(name, meta), b""
         counters.requests += 1
         counters.nbytes += len(data)
-        version = self._version(reading, key, name, answer.meta)
+        version = self._version(name, answer.meta)
         if len(data) != min(EDGE_NBYTES, version.nbytes):
             raise OSError(5, "the answer is shorter than the object", version.name)
         return version, data
 
-    def _version(self, reading: Any, key: str, name: str, meta: Any) -> Version:
+    def _version(self, name: str, meta: Any) -> Version:
         etag, when = etag_of(meta), modified_ns(meta)
-        return Version(reading, key, self._url(name), meta["size"], etag, when)
+        return Version(*self._split(name), self._url(name), meta["size"], etag, when)
 
     def _kept(self, name: str) -> tuple[Version | None, bytes] | None:
         """Return the last answer on an object, as long as it holds; also that a list lacks it."""
@@ -318,8 +326,7 @@ class ObjectStore(Store):
     @override
     def open(self, name: str, path: str, known: Identity | None = None) -> Handle:
         if known is not None and known.etag:
-            (reading, _), key = self._split(name)
-            return ObjectFile(Version(reading, key, path, known.nbytes, known.etag))
+            return ObjectFile(Version(*self._split(name), path, known.nbytes, known.etag))
         return ObjectFile(*self.look(path, head=True))
 
     @override
@@ -351,13 +358,13 @@ class ObjectStore(Store):
         inside = self._listed(directory)
         if inside is not None:
             return inside
-        (reading, other), key = self._split(directory)
+        store, key = self._split(directory)
         try:
-            folders = self._below(directory, obstore.list(other, prefix=key or None), reading)
+            folders = self._below(directory, obstore.list(store, prefix=key or None))
             if folders is None:
-                found = obstore.list_with_delimiter(other, prefix=key or None)
-                folders = self._below(directory, [found["objects"]], reading) or {}
-                for prefix in found["common_prefixes"]:
+                listed = obstore.list_with_delimiter(store, prefix=key or None)
+                folders = self._below(directory, [listed["objects"]]) or {}
+                for prefix in listed["common_prefixes"]:
                     name = prefix.rstrip("/").rpartition("/")[2]
                     folders[directory][name] = made_status(None)
         except exceptions.BaseError as error:
@@ -369,7 +376,7 @@ class ObjectStore(Store):
         return folders[directory]
 
     def _below(
-        self, directory: str, pages: Iterable[Any], reading: Any
+        self, directory: str, pages: Iterable[Any]
     ) -> dict[str, dict[str, os.stat_result]] | None:
         """Return what is in each directory from one on; None if it is too much to list together."""
         folders: dict[str, dict[str, os.stat_result]] = {directory: {}}
@@ -381,7 +388,7 @@ class ObjectStore(Store):
                 return None
             for meta in page:
                 name, last = f"{bucket}/{meta['path']}", ""
-                version = self._version(reading, meta["path"], name, meta)
+                version = self._version(name, meta)
                 self._note(name, (version, b""))
                 status = _status(version)
                 while len(name) > len(directory):
@@ -407,27 +414,27 @@ class ObjectStore(Store):
     @override
     def put(self, name: str, data: Path | bytes, *, overwrite: bool | str) -> str:
         self.check_writable(name)
-        (_, other), key = self._split(name)
+        store, key = self._split(name, is_sent=True)
         size = len(data) if isinstance(data, bytes) else data.stat().st_size
         part = max(UPLOAD_NBYTES, -(-size // 9000))
         taken = FileExistsError(17, os.strerror(17), self._url(name))
         try:
             mode: Any = "overwrite" if overwrite else "create"
             if isinstance(overwrite, str) or (size > part and not overwrite):
-                there = self._meta(other, key)
+                there = self._meta(store, key)
                 if (etag_of(there) if there else "") != (overwrite or ""):
                     raise taken
                 known = ("e_tag", "version")
                 mode = {name: there[name] for name in known if there[name]} if there else mode
             if size <= part:
                 data = data if isinstance(data, bytes) else data.read_bytes()
-                made = _put(other, key, data, mode)
+                made = _put(store, key, data, mode)
             else:  # uploads in several parts know no condition
-                made = obstore.put(other, key, data, chunk_size=part, max_concurrency=UPLOADS)
+                made = obstore.put(store, key, data, chunk_size=part, max_concurrency=UPLOADS)
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
             # The answer to a request that succeeded may have been lost, and it was made again.
-            there = self._meta(other, key)
-            if there is None or obstore.get(other, key).bytes() != data:
+            there = self._meta(store, key)
+            if there is None or obstore.get(store, key).bytes() != data:
                 raise taken from error
             made = there
         except (FileNotFoundError, exceptions.BaseError) as error:
@@ -438,21 +445,21 @@ class ObjectStore(Store):
         counters.sent += size
         return etag_of(made)
 
-    def _meta(self, other: Any, key: str) -> Any:
+    def _meta(self, store: Any, key: str) -> Any:
         """Return what the server says of an object now, None if there is none."""
         counters.other += 1
         try:
-            return obstore.head(other, key)
+            return obstore.head(store, key)
         except (FileNotFoundError, exceptions.NotFoundError):
             return None
 
     @override
     def remove(self, name: str) -> None:
-        (_, other), key = self._split(name)
+        store, key = self._split(name)
         counters.other += 1
         self.forget(name)
         try:
-            obstore.delete(other, key)
+            obstore.delete(store, key)
         except (FileNotFoundError, exceptions.NotFoundError):
             return
         except exceptions.BaseError as error:
@@ -475,8 +482,8 @@ def _put(store: Any, key: str, data: Any, mode: Any) -> Any:
         return obstore.put(store, key, data, mode=mode, use_multipart=False)
 
 
-def _connect(url: str, tries: int) -> Any:
-    """Return obstore's store of a bucket, which tries requests again so many times.
+def _connect(url: str, stalled: float | None) -> Any:
+    """Return obstore's store of a bucket; `stalled`: seconds without a byte that are too many.
 
     Raises
     ------
@@ -490,13 +497,15 @@ def _connect(url: str, tries: int) -> Any:
         "pool_max_idle_per_host": "256",
         "allow_http": scheme != "https",  # only an endpoint that says so is http
     }
-    if not tries:  # of an upload, nothing comes until all was sent
-        options["read_timeout"] = timedelta(seconds=STALLED)
+    if stalled is not None:  # of an upload, nothing comes until all was sent
+        options["read_timeout"] = timedelta(seconds=stalled)
     _check_environment(scheme)
     more: dict[str, Any] = {}
     if scheme == "s3" and (provider := _profile()) is not None:
         more["credential_provider"] = provider
-    retry: Any = {"max_retries": tries, "retry_timeout": timedelta(seconds=60)}
+    pauses = {"init_backoff": timedelta(seconds=PAUSE), "max_backoff": timedelta(seconds=3)}
+    retry: Any = {"max_retries": TRIES, "retry_timeout": timedelta(seconds=60)}
+    retry["backoff"] = {**pauses, "base": 2.0}
     try:
         return from_url(url, client_options=options, retry_config=retry, **more)
     except (exceptions.BaseError, ValueError) as error:
