@@ -51,7 +51,7 @@ def describe(path: Path) -> dict[str, Any]:
         "page_bytes": lambda: os.sysconf("SC_PAGE_SIZE"),
         "scattered_reads": way,
         "file_system": lambda: _file_system(at),
-        "stripe": lambda: _stripe(at),
+        "stripe": lambda: {"bytes": stripes.detect(at).nbytes},
     }
     facts = {}
     for name, find in known.items():
@@ -119,10 +119,3 @@ def _personal(point: str) -> bool:
     """Whether a mount point may be named after a person or the data."""
     depth = len(Path(point).parts) - 1
     return depth > 1 or bool({"home", "users"} & {p.lower() for p in Path(point).parts})
-
-
-def _stripe(at: Path) -> dict[str, Any]:
-    """Return stripes without their source, which names paths."""
-    stripe = stripes.detect(at)
-    facts = {"bytes": stripe.nbytes, "targets": stripe.targets, "matters": stripe.matters}
-    return {k: v for k, v in facts.items() if v is not None}

@@ -140,7 +140,7 @@ def _rows(plan: ReadPlan, queues: Mapping[str, Simulated]) -> dict[str, str]:
     rows["readers"] = f"per node: {facts['readers_per_node']:,} of {job.ranks_per_node:,}"
     rows["readers"] += ", which is enough" if given >= needed else ", which get less than is needed"
     rows["readers"] += "; at a time (stagger): " + ("all" if turns is None else f"{turns:,}")
-    rows["stripes"] = f"{plan.layout.command}: {plan.layout.why}"
+    rows["stripes"] = plan.layout
     pays = "never pays" if epochs is None else f"pays after {digits(epochs)} epochs"
     if not plan.grouped:
         rows["repack"] = f"{show_seconds(repack.rewrite_seconds)} by all ranks; {pays}"

@@ -234,7 +234,7 @@ def _print_plan(plan: RepackPlan, ranks: int | None) -> None:
             group_nbytes=max(p.group_nbytes for part in plan.parts for p in part.plans),
             ranks=ranks,
         )
-        rows.append(("stripes", f"{advice.command} ({advice.why})"))
+        rows.append(("stripes", advice))
     print_rows(rows)
 
 

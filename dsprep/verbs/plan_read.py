@@ -24,7 +24,7 @@ from dsprep.reader.order import Assignment, Sequence
 from dsprep.reader.units import cut_units, group_edges, sample_nbytes
 from dsprep.verbs.break_even import BreakEven
 from dsprep.verbs.tiers import TierPlan, fitted
-from dsprep.writing.stripes import LUSTRE_DEFAULT, Hint, Stripe, detect, hint
+from dsprep.writing.stripes import LUSTRE_DEFAULT, Stripe, detect, hint
 
 TARGETS = 64
 """Targets that hold the data of many nodes, where nothing else is said."""
@@ -59,7 +59,7 @@ class ReadPlan:
     files: int
     grouped: bool
     stripe: Stripe
-    layout: Hint
+    layout: str
 
     @cached_property
     def load(self) -> Load:

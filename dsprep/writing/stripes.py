@@ -38,13 +38,6 @@ LUSTRE_UNIT = 64 << 10
 TIMEOUT = 20.0
 """Seconds to wait for ``lfs``."""
 
-LOCAL = frozenset(
-    ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "ramfs", "overlay", "vfat")
-)
-"""File systems of one machine, with one storage target."""
-
-_IN_BLOCKS = frozenset(("gpfs",))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Stripe:
@@ -58,36 +51,11 @@ class Stripe:
         Where that was learnt: ``"lfs getstripe /scratch/data"``, ``"as asked"``.
     file_system
         Its type as the kernel names it (``"lustre"``, ``"ext4"``), ``"unknown"`` if it does not.
-    targets
-        Storage targets over which a file is striped; None if that is unknown.
-    matters
-        Whether alignment is expected to make reads faster, not only long contiguous reads; None if
-        that is unknown.
     """
 
     nbytes: int
     source: str
     file_system: str
-    targets: int | None
-    matters: bool | None
-
-
-STORE = Stripe(
-    nbytes=SMALLEST,
-    source="an object store",
-    file_system="objects",
-    targets=None,
-    matters=False,
-)
-"""Of objects, wherever they are."""
-
-
-@dataclass(frozen=True)
-class Hint:
-    """A command that would give new files a layout, never run here, and why that one."""
-
-    command: str
-    why: str
 
 
 def requested_stripe(text: str, path: Path) -> Stripe:
@@ -105,8 +73,7 @@ def requested_stripe(text: str, path: Path) -> Stripe:
             expected="a power of two from 4KiB to 4GiB",
             fix="give the largest power of two that divides the stripe size of the storage",
         )
-    kind = detect(path).file_system
-    return Stripe(nbytes=nbytes, source="as asked", file_system=kind, targets=None, matters=None)
+    return Stripe(nbytes=nbytes, source="as asked", file_system=detect(path).file_system)
 
 
 def detect(path: Path, expected_nbytes: int | None = None) -> Stripe:
@@ -120,7 +87,7 @@ def detect(path: Path, expected_nbytes: int | None = None) -> Stripe:
         Bytes that the file will have, by which the part of a composite layout is chosen.
     """
     if isinstance(path, StorePath):
-        return STORE
+        return Stripe(nbytes=SMALLEST, source="an object store", file_system="objects")
     at = existing(path).resolve()
     kind = file_system(at)
     stripe = _lustre(at, expected_nbytes, kind) if kind.startswith("lustre") else None
@@ -129,9 +96,6 @@ def detect(path: Path, expected_nbytes: int | None = None) -> Stripe:
 
 TARGETS = ((1 << 30, 1), (10 << 30, 4), (100 << 30, 16))
 """Below how many bytes a file is given how many storage targets; larger ones: all (-1)."""
-
-LARGE = TARGETS[0][0]
-"""Bytes of a file from which on it never lies on a single target."""
 
 MOST = 128
 """Targets from which on all are asked for (-1)."""
@@ -144,12 +108,12 @@ def hint(
     *,
     group_nbytes: int = 0,
     ranks: int | None = None,
-) -> Hint:
-    """Return the command that would give new files in `directory` stripes that fit their readers.
+) -> str:
+    """Return the command that would give new files stripes that fit their readers, and the reason.
 
     A target has a fixed bandwidth, which all share that read from it at once. So files that are as
     many as the ranks lie on one target each, and one that many ranks share lies on as many as read
-    it at once. Where that is not known size decides: the larger a file the more targets.
+    it at once, never on one if it is large. Where that is not known size decides.
 
     Parameters
     ----------
@@ -157,6 +121,8 @@ def hint(
         To what groups are aligned.
     outputs
         Bytes of the files of each output; ranks read one output at a time.
+    directory
+        Where the files will be.
     group_nbytes
         What a rank reads at a time; 0 if unknown.
     ranks
@@ -165,43 +131,23 @@ def hint(
     size, more = stripe.nbytes, ""
     if size % LUSTRE_UNIT:
         size, more = LUSTRE_DEFAULT, " (on Lustre, with --stripe-size 1MiB)"
-    largest = max(outputs, key=max)
-    largest_nbytes = max(largest)
-    readers = None if ranks is None else -(-ranks // len(largest))
-    if len(largest) > 1 and readers == 1:
-        count = 1
-        whose = f"{ranks:,} rank{'s' * (ranks != 1)}"
-        reason = f"{len(largest):,} files for {whose} keep enough targets busy with one each"
-    elif readers is None:
-        count = next((targets for nbytes, targets in TARGETS if largest_nbytes < nbytes), -1)
-        reason = "by size; --ranks gives how many will read at once"
-    else:
-        count = _shared(largest_nbytes, size, group_nbytes, readers)
+    files = max(outputs, key=max)
+    nbytes = max(files)
+    count = next((targets for limit, targets in TARGETS if nbytes < limit), -1)
+    reason = "by size; --ranks gives how many will read at once"
+    if ranks is not None:
+        readers, least = -(-ranks // len(files)), 4 if nbytes >= TARGETS[0][0] else 1
+        if len(files) > 1 and readers == 1:
+            count = 1
+        else:
+            groups = -(-nbytes // group_nbytes) if group_nbytes else readers
+            count = min(max(least, min(readers, groups)), max(1, -(-nbytes // size)))
+            count = count if count < MOST else -1
         verb = "rank reads" if readers == 1 else "ranks read"
-        file = "the file" if len(largest) == 1 else "each file"
-        reason = f"{readers:,} {verb} {file} at once, {_spread(count)}"
-    command = f"lfs setstripe -S {_unit(size)} -c {count} {shlex.quote(directory)}{more}"
-    return Hint(command, f"{reason}; files that exist keep their layout")
-
-
-def _shared(nbytes: int, size: int, group_nbytes: int, readers: int) -> int:
-    """Return the targets for a file that so many ranks read at once, -1 for all."""
-    groups = -(-nbytes // group_nbytes) if group_nbytes else readers
-    targets = TARGETS[1][1] if nbytes >= LARGE else 1
-    count = min(max(targets, min(readers, groups)), max(1, -(-nbytes // size)))
-    return count if count < MOST else -1
-
-
-def _spread(count: int) -> str:
-    if count == 1:
-        return "by one group or stripe, which is on one target"
-    return f"from {'all' if count < 0 else count} targets, not from the bandwidth of one"
-
-
-def _unit(nbytes: int) -> str:
-    """Return a size as ``lfs`` takes it."""
-    units = (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
-    return next(f"{nbytes // unit}{suffix}" for suffix, unit in units if nbytes % unit == 0)
+        reason = f"{readers:,} {verb} {'each' if len(files) > 1 else 'the'} file at once"
+    suffix, unit = next(u for u in (("G", 30), ("M", 20), ("K", 10)) if not size % (1 << u[1]))
+    command = f"lfs setstripe -S {size >> unit}{suffix} -c {count} {shlex.quote(directory)}{more}"
+    return f"{command}: {reason}; files that exist keep their layout"
 
 
 # --- file systems in general -----------------------------------------------------------------
@@ -214,13 +160,10 @@ def file_system(at: Path) -> str:
 
 
 def _by_block(at: Path, kind: str) -> Stripe:
-    """Return what the block size tells."""
     blocks = {"st_blksize": at.stat().st_blksize, "statvfs f_bsize": os.statvfs(at).f_bsize}
     name = max(blocks, key=lambda n: blocks[n])
-    nbytes, source = _aligned(blocks[name]), f"{name} of {at} ({kind})"
-    matters = False if kind in LOCAL else True if kind in _IN_BLOCKS else None
-    targets = 1 if kind in LOCAL else None
-    return Stripe(nbytes=nbytes, source=source, file_system=kind, targets=targets, matters=matters)
+    source = f"{name} of {at} ({kind})"
+    return Stripe(nbytes=_aligned(blocks[name]), source=source, file_system=kind)
 
 
 def _aligned(nbytes: int) -> int:
@@ -250,22 +193,16 @@ def _lustre(at: Path, expected_nbytes: int | None, kind: str) -> Stripe | None:
     if expected_nbytes is None and not is_directory:
         expected_nbytes = at.stat().st_size
     layouts = [
-        (math.inf if end in ("", "EOF") else int(end), int(count), int(size))
+        (math.inf if end in ("", "EOF") else int(end), int(size))
         for end, count, size in _LAYOUT.findall(text.replace(f"{at}\n", "", 1))
         if int(count)
     ]
     if not layouts:
         return None
     fitting = [layout for layout in layouts if layout[0] >= (expected_nbytes or math.inf)]
-    _, count, size = (fitting or layouts[-1:])[0]
-    several = count < 0 or "overstriped" in text  # on as many targets as there are
-    return Stripe(
-        nbytes=_aligned(size or LUSTRE_DEFAULT),
-        source=f"lfs getstripe {at}",
-        file_system=kind,
-        targets=None if several else count,
-        matters=count != 1,
-    )
+    _, size = (fitting or layouts[-1:])[0]
+    nbytes = _aligned(size or LUSTRE_DEFAULT)
+    return Stripe(nbytes=nbytes, source=f"lfs getstripe {at}", file_system=kind)
 
 
 def _lfs(arguments: Sequence[str]) -> str:
