@@ -191,7 +191,7 @@ class ReadPlan:
             "load": asdict(self.load),
             "ways": {name: asdict(way) for name, way in self.ways.items()},
             **self.facts,
-            "stripes": asdict(self.layout),
+            "stripes": self.layout,
             "repack": asdict(self.repack),
             "tier": None if self.tier is None else self.tier.to_json(),
             "notes": self.notes,

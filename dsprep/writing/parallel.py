@@ -1,7 +1,6 @@
 """Writing whole shards by the workers of an executor.
 
-A task makes a directory with one shard, written from its beginning; this process moves the shard
-to its place.
+A task makes a shard from its beginning, and puts it in its place, with its record.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing_extensions import override
 
 from dsprep.formats.base import Opening
+from dsprep.storage.nodes import wait_for
 from dsprep.writing.job import Job
-from dsprep.writing.shards import RECORD, made_name, put_shard, shard_path, write_shard
+from dsprep.writing.shards import shard_path, write_shard
 from dsprep.writing.staging import Staging
 from dsprep.writing.tasks import Task, begin_attempts, run_tasks
 from dsprep.writing.transfer import Done
@@ -27,7 +27,7 @@ THREADS_PER_TASK = 2
 
 @dataclass(frozen=True, kw_only=True)
 class ShardTask(Task[int]):
-    """A shard that is to be written; returns its payload bytes.
+    """A shard that is to be written, and then recorded; returns its payload bytes.
 
     Attributes
     ----------
@@ -37,6 +37,8 @@ class ShardTask(Task[int]):
         The samples.
     number
         Of the shard among all.
+    path
+        Where it gets its place.
     samples
         The samples as the user counts them, for messages.
     """
@@ -44,6 +46,7 @@ class ShardTask(Task[int]):
     job: Job
     source: Opening
     number: int
+    path: Path
     samples: tuple[int, int]
 
     @property
@@ -54,13 +57,18 @@ class ShardTask(Task[int]):
 
     @override
     def make(self, directory: Path) -> int:
-        durable, path = self.durable, directory / self.job.shards[0].name
+        durable, path, record = self.durable, directory / self.path.name, directory / self.name
         save = (lambda *_: None) if durable else None  # incomplete, it is written again
         with self.source() as source:
             job = replace(self.job, source=source)
-            record = directory / RECORD
             done = write_shard(job, 0, path, record, durable, THREADS_PER_TASK, save)
             return sum(nbytes or 0 for _, nbytes in done)
+
+    @override
+    def put(self, directory: Path) -> None:
+        if not self.made.exists():
+            (directory / self.path.name).replace(self.path)
+            (directory / self.name).replace(self.made)
 
 
 def write_apart(
@@ -81,15 +89,16 @@ def write_apart(
             yield ShardTask(
                 attempts=attempts,
                 durable=staging.durable,
-                name=made_name(index),
+                name=staging.record_path(index).name,
                 job=one,
                 source=needed,
                 number=index,
+                path=shard_path(job, staging.data.absolute(), index),
                 samples=(shard.start, shard.stop),
             )
 
     with closing(run_tasks(executor, tasks())) as results:  # what ends this is known to them
         for task, nbytes in results:
-            put_shard(job, staging, task.number)
+            wait_for(task.path)
             staging.complete(task.number, shard_path(job, staging.data, task.number))
             yield len(job.shards[task.number]), nbytes

@@ -18,9 +18,6 @@ from dsprep.writing.plan import Shard, group_pieces, pieces
 from dsprep.writing.staging import START, Staging
 from dsprep.writing.transfer import CHECKPOINT_NBYTES, Done, ShardCopy
 
-RECORD = "made.json"
-"""The record of a shard, in the directory in which a worker makes it."""
-
 
 def write_shard(
     job: Job,
@@ -101,23 +98,6 @@ def shard_path(job: Job, data: Path, index: int) -> Path:
     return path / job.shards[index].name if job.sharded else path
 
 
-def made_name(index: int) -> str:
-    """Return the name of the directory in which a worker has made a shard."""
-    return f"made-{index}"
-
-
-def put_shard(job: Job, staging: Staging, index: int) -> None:
-    """Put a shard that a worker has made in its place."""
-    made, path = staging.root / made_name(index), shard_path(job, staging.data, index)
-    with suppress(FileNotFoundError):  # killed while it did this
-        if (made / path.name).exists():
-            remove(path)
-        (made / path.name).replace(path)
-    with suppress(FileNotFoundError):
-        (made / RECORD).replace(staging.record_path(index))
-    remove(made)
-
-
 def complete_shards(job: Job, staging: Staging, begun: int | None) -> set[int]:
     """Return the shards that are complete; remove what is part of none.
 
@@ -127,10 +107,6 @@ def complete_shards(job: Job, staging: Staging, begun: int | None) -> set[int]:
     if staging.is_published:
         return set(numbers)
     there = {path.name for path in staging.root.iterdir()}
-    for i in numbers:
-        if made_name(i) in there:
-            put_shard(job, staging, i)
-            there.add(staging.record_path(i).name)
     complete = set[int]()
     for i in numbers:
         if staging.record_path(i).name in there:
@@ -138,6 +114,8 @@ def complete_shards(job: Job, staging: Staging, begun: int | None) -> set[int]:
                 path, known = shard_path(job, staging.data, i), staging.record(i)[0].files[0]
                 if known.identity.changed(path, job.format.facts) is None:
                     complete.add(i)
+            if i not in complete:
+                staging.record_path(i).unlink()
     stays = {job.shards[i].name for i in (*complete, *(() if begun is None else (begun,)))}
     own = "/" if begun is None else f"{job.shards[begun].name}."
     directory = staging.data / job.target.name if job.sharded else staging.data

@@ -1,4 +1,4 @@
-"""Tasks of a run that any workers do: each makes a directory, which gets its name when complete.
+"""Tasks of a run that any workers do: each makes something that gets its name when complete.
 
 A task may be done twice, by two workers at the same time if one of them is taken for dead: each
 attempt has a directory of its own, and the first one that is complete gets the name. Attempts are
@@ -69,17 +69,21 @@ class Task(ABC, Generic[R]):
     def make(self, directory: Path) -> R:
         """Do the work in an empty directory, durably if it is to be."""
 
+    def put(self, directory: Path) -> None:
+        """Give what was made in a directory its name, unless another attempt was faster."""
+        directory.rename(self.made)
+
 
 def do(task: Task[R]) -> R:
     """Do a task."""
     own = Path(tempfile.mkdtemp(prefix=f"{task.name}-", dir=task.attempts))
     result = task.make(own)
     try:
-        own.rename(task.made)
+        task.put(own)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        remove(own)  # another attempt was faster
+    remove(own)
     if task.durable:
         sync_directory(task.made.parent)
     return result
