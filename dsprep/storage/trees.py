@@ -27,7 +27,7 @@ def remove(path: Path) -> bool:
     """
     if path.is_dir() and not path.is_symlink():
         return soon(lambda: _tree_removed(path))
-    return _removed(path.unlink)
+    return is_gone(path.unlink)
 
 
 SOON = 1.0
@@ -56,18 +56,18 @@ def _tree_removed(path: Path) -> bool:
     for directory, folders, files in os.walk(path, topdown=False, onerror=fail):
         for name in (*files, *folders):
             each = Path(directory, name)
-            _removed(each.rmdir if name in folders and not each.is_symlink() else each.unlink)
-    return _removed(path.rmdir)
+            is_gone(each.rmdir if name in folders and not each.is_symlink() else each.unlink)
+    return is_gone(path.rmdir)
 
 
-def _removed(remove: Callable[[], None]) -> bool:
+def is_gone(remove: Callable[[], None]) -> bool:
     """Remove a file or an empty directory; return False if it is in use, or not empty."""
     try:
         remove()
     except FileNotFoundError:
         pass
     except OSError as error:
-        if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+        if error.errno not in (errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST):
             raise
         return False
     return True

@@ -12,13 +12,13 @@ from dsprep.core.groups import plain
 from dsprep.core.schema import DType, FieldSpec, parse_dtype
 from dsprep.core.units import as_nbytes
 from dsprep.errors import FormatError, UsageError
-from dsprep.formats.base import Source, WritableFormat
+from dsprep.formats.base import Source
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions, check_options
 from dsprep.reader.options import at_least
 from dsprep.source.dataset import open_dataset
 from dsprep.source.static import with_static
 from dsprep.storage.paths import StorePath, as_path
-from dsprep.writing.job import Job, Progress, Report, RunArguments, RunOptions
+from dsprep.writing.job import Job, Progress, Report, RunArguments, RunOptions, job_of
 from dsprep.writing.plan import (
     cast_schema,
     count_rows,
@@ -26,8 +26,6 @@ from dsprep.writing.plan import (
     make_casts,
     parse_range,
     payload_nbytes,
-    plan_shards,
-    shard_names,
     shards_by_bytes,
     shards_by_samples,
     stop_of,
@@ -98,26 +96,27 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
         start, stop = parse_range(options.samples, len(source))
     notes = format.check(schema, options.write)  # before sizes are computed: it may take reading
     sharded = is_cut(options.samples_per_file, options.shard_nbytes)
-    names, ranges = [target.name], [(start, stop)]
-    if sharded:
-        names, ranges = _cut(source, start, stop, target, format, options)
+    ranges = [(start, stop)]
+    if options.samples_per_file is not None:
+        ranges = shards_by_samples(start, stop, options.samples_per_file)
+    elif options.shard_nbytes is not None:
+        ranges = shards_by_bytes(source, start, stop, options.shard_nbytes)
     payload, largest = payload_nbytes(source, start, stop)
     if not schema.ragged:
         payload = schema.fixed_nbytes * (stop - start)  # after casts
     rows = count_rows(source, schema, ranges)
-    files = {n: plain(b - a, r) for n, (a, b), r in zip(names, ranges, rows, strict=True)}
-    shards = plan_shards(format, schema, options.write, files, start, payload)
-    return Job(
-        target=target,
-        format=format,
-        source=source,
-        schema=schema,
-        casts=casts,
-        options=options.write,
-        shards=shards,
-        sharded=sharded,
-        losses=(*notes, *lost),
+    return job_of(
+        target,
+        format,
+        schema,
+        options.write,
+        [plain(b - a, r) for (a, b), r in zip(ranges, rows, strict=True)],
+        start,
         payload=payload,
+        sharded=sharded,
+        source=source,
+        casts=casts,
+        losses=(*notes, *lost),
         largest=largest,
     )
 
@@ -140,32 +139,6 @@ def named_target(target: Path) -> Path:
         if not target.name:
             raise UsageError("the target has no name", where=target)
     return target
-
-
-def stem_of(target: Path, format: WritableFormat) -> tuple[str, str]:
-    """Return the name of an output without its suffix, and the suffix of files made from it."""
-    known = (*format.suffixes, format.archive)
-    name = target.name
-    suffix = max((s for s in known if name.lower().endswith(s)), key=len, default="")
-    if len(suffix) in (0, len(name)):
-        return name, format.suffixes[0]
-    return name[: -len(suffix)], name[-len(suffix) :]
-
-
-def _cut(
-    source: Source,
-    start: int,
-    stop: int,
-    target: Path,
-    format: WritableFormat,
-    options: ConvertOptions,
-) -> tuple[list[str], list[tuple[int, int]]]:
-    """Return the names of the files that an output is cut into, and the samples of each."""
-    if options.samples_per_file is not None:
-        ranges = shards_by_samples(start, stop, options.samples_per_file)
-    else:
-        ranges = shards_by_bytes(source, start, stop, options.shard_nbytes or 0)
-    return shard_names(*stem_of(target, format), len(ranges)), ranges
 
 
 def convert(

@@ -37,7 +37,7 @@ from dsprep.storage.atomic import partial_path
 from dsprep.storage.paths import StorePath, as_path
 from dsprep.verbs import break_even
 from dsprep.verbs.break_even import BreakEven
-from dsprep.verbs.convert import named_target, reading, stem_of, writing
+from dsprep.verbs.convert import named_target, reading, writing
 from dsprep.writing.buffers import (
     BufferSize,
     decide,
@@ -46,8 +46,8 @@ from dsprep.writing.buffers import (
     warnings,
     within,
 )
-from dsprep.writing.job import Job, Report, RunOptions, admit
-from dsprep.writing.plan import PIECE_NBYTES, is_cut, plan_shards, shard_names
+from dsprep.writing.job import Job, Report, RunOptions, admit, job_of
+from dsprep.writing.plan import PIECE_NBYTES, is_cut, stem_of
 from dsprep.writing.run import make
 from dsprep.writing.shuffle import ShuffledSource
 from dsprep.writing.split import assign, group_labels, parse_split
@@ -59,14 +59,8 @@ STEP = 1 << 18
 TRAINING = ("", "train")
 """The outputs that are trained on: the whole dataset, or this split of it."""
 
-MUCH_PADDING, MOST_PADDING = 0.1, 0.5
-"""Shares of an output that are padding from which on that is said, and refused."""
-
-LARGER = 1.2
-"""How many times larger an output may be than its compressed source before that is said."""
-
-LARGE = 64 << 20
-"""Bytes of padding, or that an output has more than its source, below which nothing is said."""
+MOST_PADDING, LARGE = 0.5, 64 << 20
+"""The share of an output, and the bytes, of padding from which on it is refused."""
 
 LOOKED_AT = 4 << 20
 """Bytes of a run of samples that are read to see whether they are sorted, at most."""
@@ -246,8 +240,6 @@ def plan_repack(
         warning_lines += _warnings(parts[-1], options)
         if options.check_order and name in TRAINING and recipe.get("shuffle") is None:
             warning_lines += _sorted(samples, part.groups)
-    if options.write.compress is None:
-        warning_lines += _larger(source, parts)
     return RepackPlan(
         source=source, stripe=stripe, parts=tuple(parts), warnings=tuple(warning_lines)
     )
@@ -323,38 +315,17 @@ def _warnings(part: Job, options: RepackOptions) -> list[str]:
         ranks=options.ranks,
         epochs=options.epochs if part.split in TRAINING else None,
     )
-    lines += _padding(part, options)
+    if (
+        options.buffer_size == "auto"
+        and part.padding >= LARGE
+        and part.padding > MOST_PADDING * part.estimate
+    ):
+        raise UsageError(
+            "groups are far smaller than stripes: most of the output is padding",
+            found=show_nbytes(part.padding),
+            fix="give a larger --buffer-size, or --stripe-size none",
+        )
     return [f"{part.split}: {text}" if part.split else text for text in lines]
-
-
-def _padding(part: Job, options: RepackOptions) -> list[str]:
-    """Return a warning if much of the output is padding.
-
-    Raises
-    ------
-    UsageError
-        If most of a large output is, and its groups were not asked for.
-    """
-    share = part.padding / max(1, part.estimate)
-    if share <= MUCH_PADDING or part.padding < LARGE:
-        return []
-    found = f"{share:.0%} of the output is padding ({show_nbytes(part.padding)})"
-    fix = "give a larger --buffer-size, or --stripe-size none"
-    if share > MOST_PADDING and options.buffer_size == "auto":
-        raise UsageError(f"groups are far smaller than stripes: {found}", fix=fix)
-    return [f"{found}: {fix}"]
-
-
-def _larger(source: Source, parts: Sequence[Job]) -> list[str]:
-    """Return a warning if the outputs are much larger, since the source is compressed."""
-    codecs = sorted({codec for each in source.storage().values() for codec in each.codecs})
-    before = source.stored()[1] if codecs else 0
-    after = sum(part.estimate - part.padding for part in parts)
-    if not codecs or after < LARGER * before or after - before < LARGE:
-        return []
-    sizes = f"{show_nbytes(before)} on disk become {show_nbytes(after)}"
-    packed = ", ".join(codecs)
-    return [f"{sizes}: the source is compressed ({packed}); --compress zstd:3 keeps it small"]
 
 
 def _sorted(source: Source, groups: int) -> list[str]:
@@ -462,30 +433,28 @@ def _plan_part(
     elif options.shard_nbytes is not None:
         per_shard = max(1, options.shard_nbytes // max(1, payload // max(1, count)))
     cuts = _whole_groups(edges, per_shard).tolist()
-    names = shard_names(*stem_of(target, format), len(cuts) - 1) if is_sharded else [target.name]
     sums = {n: np.add.reduceat(r, edges[:-1]) if count else r for n, r in rows.items()}
-    files = {}
-    for name, (low, high) in zip(names, itertools.pairwise(cuts), strict=True):
+    groupings = []
+    for low, high in itertools.pairwise(cuts):
         some = {field: r[low:high] for field, r in sums.items()}
-        files[name] = Grouping(edges[low : high + 1] - edges[low], stripe.nbytes, some)
-    notes = format.check(schema, write)
-    shards = plan_shards(format, schema, write, files, 0, payload)
-    if write.compress is not None or schema.ragged:  # a group is one block
-        largest = max(largest, *(shard.plan.group_nbytes for shard in shards))
-    return Job(
-        target=target,
-        format=format,
-        source=source,
-        schema=schema,
-        casts={},
-        options=write,
-        shards=shards,
-        sharded=is_sharded,
-        losses=(*notes, *lost),
+        groupings.append(Grouping(edges[low : high + 1] - edges[low], stripe.nbytes, some))
+    job = job_of(
+        target,
+        format,
+        schema,
+        write,
+        groupings,
         payload=payload,
+        sharded=is_sharded,
+        source=source,
+        casts={},
+        losses=(*format.check(schema, write), *lost),
         largest=largest,
         choice=choice,
     )
+    if write.compress is not None or schema.ragged:  # a group is one block
+        largest = max(largest, *(plan.group_nbytes for plan in job.plans))
+    return replace(job, largest=largest)
 
 
 def _whole_groups(edges: Ints, per_shard: int) -> Ints:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, Unpack
 
 import dsprep
+from dsprep.core.groups import Grouping
 from dsprep.core.memory import allowed_memory
 from dsprep.core.schema import Schema
 from dsprep.core.units import as_nbytes, show_nbytes
@@ -27,7 +28,7 @@ from dsprep.storage.paths import StorePath, as_path
 from dsprep.storage.trees import free_nbytes, tree_nbytes
 from dsprep.writing.buffers import NO_GROUPS, BufferChoice
 from dsprep.writing.create_sidecar import made_by
-from dsprep.writing.plan import PIECE_NBYTES, Cast, Shard
+from dsprep.writing.plan import PIECE_NBYTES, Cast, Shard, shard_names, stem_of
 from dsprep.writing.shuffle import ShuffledSource
 from dsprep.writing.staging import STATUS, published
 
@@ -134,6 +135,40 @@ class Job:
     def padding(self) -> int:
         """Bytes of the files that hold nothing."""
         return sum(plan.padding for plan in self.plans)
+
+
+def job_of(
+    target: Path,
+    format: WritableFormat,
+    schema: Schema,
+    options: WriteOptions,
+    groupings: Sequence[Grouping],
+    start: int = 0,
+    *,
+    payload: int,
+    sharded: bool,
+    **facts: Any,
+) -> Job:
+    """Return the job of an output, of which each file has such groups; nothing is written.
+
+    `start`: the first sample; `facts`: others of the job.
+    """
+    shards, samples = list[Shard](), max(1, sum(grouping.total for grouping in groupings))
+    names = shard_names(*stem_of(target, format), len(groupings)) if sharded else [target.name]
+    for name, grouping in zip(names, groupings, strict=True):
+        plan = format.plan(schema, options, grouping, payload * grouping.total // samples, name)
+        shards.append(Shard(name, start, grouping, plan))
+        start += grouping.total
+    return Job(
+        target=target,
+        format=format,
+        schema=schema,
+        options=options,
+        shards=tuple(shards),
+        payload=payload,
+        sharded=sharded,
+        **facts,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from dsprep.core.groups import Grouping
 from dsprep.core.schema import Array, Batch, DType, Field, Ints, Ragged, Schema, show_dtype
 from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.base import FilePlan, Source, WritableFormat
-from dsprep.formats.options import WriteOptions
 from dsprep.source.derived import probe_nbytes
 
 PIECE_NBYTES = 8 << 20
@@ -55,23 +55,6 @@ class Shard:
         return self.grouping.total
 
 
-def plan_shards(
-    format: WritableFormat,
-    schema: Schema,
-    options: WriteOptions,
-    named: Mapping[str, Grouping],
-    start: int,
-    payload: int,
-) -> tuple[Shard, ...]:
-    """Return the files of an output whose samples, from `start` on, have so many bytes."""
-    shards, samples = list[Shard](), max(1, sum(g.total for g in named.values()))
-    for name, grouping in named.items():
-        plan = format.plan(schema, options, grouping, payload * grouping.total // samples, name)
-        shards.append(Shard(name, start, grouping, plan))
-        start += grouping.total
-    return tuple(shards)
-
-
 def is_cut(samples_per_file: int | None, shard_nbytes: int | None) -> bool:
     """Whether an output is cut into a directory of files; `UsageError` if it is in two ways."""
     if samples_per_file is not None and shard_nbytes is not None:
@@ -83,6 +66,16 @@ def shard_names(stem: str, suffix: str, count: int) -> list[str]:
     """Return ``stem-00000-of-00064.suffix`` and so on."""
     digits = max(5, len(str(count)))
     return [f"{stem}-{i:0{digits}d}-of-{count:0{digits}d}{suffix}" for i in range(count)]
+
+
+def stem_of(target: Path, format: WritableFormat) -> tuple[str, str]:
+    """Return the name of an output without its suffix, and the suffix of files made from it."""
+    known = (*format.suffixes, format.archive)
+    name = target.name
+    suffix = max((s for s in known if name.lower().endswith(s)), key=len, default="")
+    if len(suffix) in (0, len(name)):
+        return name, format.suffixes[0]
+    return name[: -len(suffix)], name[-len(suffix) :]
 
 
 def shards_by_samples(start: int, stop: int, per_shard: int) -> list[tuple[int, int]]:

@@ -25,7 +25,6 @@ What is to be in a store is made on this machine: see `dsprep.writing.upload`.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import secrets
@@ -46,7 +45,7 @@ from dsprep.storage.durable import sync_directory
 from dsprep.storage.locking import Lock
 from dsprep.storage.nodes import revalidate
 from dsprep.storage.paths import StorePath
-from dsprep.storage.trees import HIDDEN, remove, soon, tree_nbytes
+from dsprep.storage.trees import HIDDEN, is_gone, remove, soon, tree_nbytes
 from dsprep.writing import remote
 from dsprep.writing.create_sidecar import Made
 
@@ -391,20 +390,7 @@ def _clear(root: Path, lock: Lock) -> bool:
     if all(removed):  # else it shows that the rest is dsprep's
         remove(root / atomic.LOCK)
     lock.release()  # what is removed while it is open stays, where clients give it another name
-    return all(removed) and soon(lambda: _removed(root))
-
-
-def _removed(root: Path) -> bool:
-    """Remove a directory; return whether it is gone, or holds what is not `HIDDEN`."""
-    try:
-        root.rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        return any(not p.name.startswith(HIDDEN) for p in root.iterdir())
-    return True
+    return all(removed) and (soon(lambda: is_gone(root.rmdir)) or (root / atomic.LOCK).exists())
 
 
 def check_target(target: Path, overwrite: bool) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
+from itertools import islice
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
@@ -25,6 +27,10 @@ CHECKPOINT_NBYTES = 256 << 20
 Done: TypeAlias = tuple[int, int | None]
 """Samples that have been written, and their payload bytes; None: an earlier run had written them.
 """
+
+
+_Piece: TypeAlias = tuple[int, int, tuple[int, State] | None]
+"""Samples, payload bytes, and perhaps a position behind them: samples before, and the writer's."""
 
 
 class ShardCopy:
@@ -66,103 +72,88 @@ class ShardCopy:
         self._source, self._writer, self._casts = source, writer, casts
         self._start, self._end = samples
         self.last: Batch | None = None
-        self._workers, self._save, self._checkpoint_nbytes = workers, save, checkpoint_nbytes
-        self._pieces = enumerate(ranges)
-        self._take = threading.Lock()
+        self._ranges, self._workers = ranges, workers
+        self._save, self._checkpoint_nbytes = save, checkpoint_nbytes
         self._turn = threading.Condition()
-        self._next_turn = self._reserved = self._saved = 0
-        self._stopped = self._failed = False
-        self._reports: SimpleQueue[tuple[int, int, int] | BaseException | None] = SimpleQueue()
-        # Positions from which a run could continue: (pieces before it, samples, writer state).
-        self._positions: deque[tuple[int, int, State]] = deque()
-        self._since_position = 0
+        self._next_turn = self._reserved = self._saved = self._since_position = 0
+        self._stopped = False
+        self._arenas = SimpleQueue[Arena]()
 
     def run(self) -> Iterator[Done]:
-        """Copy, yielding each piece when it has been written.
+        """Copy, yielding each piece when it and all before have been written.
 
         Raises whatever a worker raised first, after all workers have ended. If it is broken off
         otherwise, the position is recorded up to which all has been written.
         """
-        threads = [
-            threading.Thread(target=self._work, name=f"dsprep-copy-{i}", daemon=True)
-            for i in range(self._workers)
-        ]
-        for thread in threads:
-            thread.start()
-        running, written, prefix = len(threads), set[int](), 0  # pieces ``0 <= i < prefix`` are
+        for _ in range(self._workers):
+            self._arenas.put(Arena())
+        pool = ThreadPoolExecutor(self._workers, "dsprep-copy")
+        running, ranges = deque[Future[_Piece]](), enumerate(self._ranges)
         try:
-            while running:
-                report = self._reports.get()
-                if report is None:
-                    running -= 1
-                    continue
-                if isinstance(report, BaseException):
-                    raise report
-                index, *done = report
-                written.add(index)
-                while prefix in written:
-                    written.remove(prefix)
-                    prefix += 1
-                self._save_position(prefix)
-                yield done[0], done[1]
-        finally:
-            with self._turn:
-                self._stopped = True
-                self._turn.notify_all()
-            for thread in threads:
-                thread.join()
-            if running and not self._failed and self._reserved > self._saved:
+            while True:
+                for index, (start, stop) in islice(ranges, 2 * self._workers - len(running)):
+                    running.append(pool.submit(self._copy, index, start, stop))
+                if not running:
+                    return
+                with suppress(CancelledError):  # another one has failed
+                    samples, nbytes, position = running[0].result()
+                    if position is not None:
+                        self._save_position(*position)
+                    yield samples, nbytes
+                running.popleft()
+        except (GeneratorExit, KeyboardInterrupt):
+            self._stop()
+            pool.shutdown(cancel_futures=True)
+            errors = [future.exception() for future in running if not future.cancelled()]
+            if all(error is None or isinstance(error, CancelledError) for error in errors):
                 with suppress(OSError, ValueError):  # the writer has been closed
-                    self._positions = deque([(0, self._reserved, self._writer.checkpoint())])
-                    self._save_position(0)
+                    self._save_position(self._reserved, self._writer.checkpoint())
+            raise
+        finally:
+            self._stop()
+            pool.shutdown(cancel_futures=True)
 
-    def _save_position(self, prefix: int) -> None:
-        """Make the last position that lies within the written prefix durable, and save it."""
-        last = None
+    def _stop(self) -> None:
         with self._turn:
-            while self._positions and self._positions[0][0] <= prefix:
-                last = self._positions.popleft()
-        if last is not None and self._save is not None:
-            self._writer.sync()
-            self._save(last[1], last[2])
-            self._saved = last[1]
-
-    def _work(self) -> None:
-        arena = Arena()
-        try:
-            while not self._stopped:
-                with self._take:
-                    index, (start, stop) = next(self._pieces, (-1, (0, 0)))
-                if index < 0:
-                    break
-                self._copy(index, start, stop, arena)
-        except BaseException as error:
-            with self._turn:
-                self._failed = self._stopped = True
-                self._turn.notify_all()
-            self._reports.put(error)
-        self._reports.put(None)
-
-    def _copy(self, index: int, start: int, stop: int, arena: Arena) -> None:
-        batch = apply_casts(self._source.read(start, stop, arena), self._casts, start)
-        nbytes = batch_nbytes(batch)
-        if stop == self._end:
-            # No other piece of this thread takes its memory.
-            self.last = {name: column[-1:] for name, column in batch.items()}
-        piece: Any = self._writer.encode(batch, start - self._start, arena)
-        with self._turn:
-            self._turn.wait_for(lambda: self._stopped or self._next_turn == index)
-            if self._stopped:  # another worker has failed
-                return
-            self._writer.reserve(piece)
-            self._reserved = stop - self._start
-            self._since_position += nbytes
-            if self._save is not None and self._since_position >= self._checkpoint_nbytes:
-                self._since_position = 0
-                self._positions.append((index + 1, self._reserved, self._writer.checkpoint()))
-            self._next_turn += 1
+            self._stopped = True
             self._turn.notify_all()
-        self._writer.write(piece)
-        if self._save is not None:
-            self._writer.start_sync()
-        self._reports.put((index, stop - start, nbytes))
+
+    def _save_position(self, samples: int, state: State) -> None:
+        """Make a position durable, and save it."""
+        if self._save is not None and samples > self._saved:
+            self._writer.sync()
+            self._save(samples, state)
+            self._saved = samples
+
+    def _copy(self, index: int, start: int, stop: int) -> _Piece:
+        arena, position = self._arenas.get(), None
+        try:
+            if self._stopped:
+                raise CancelledError
+            batch = apply_casts(self._source.read(start, stop, arena), self._casts, start)
+            nbytes = batch_nbytes(batch)
+            piece: Any = self._writer.encode(batch, start - self._start, arena)
+            with self._turn:
+                self._turn.wait_for(lambda: self._stopped or self._next_turn == index)
+                if self._stopped:
+                    raise CancelledError
+                self._writer.reserve(piece)
+                self._reserved = stop - self._start
+                self._since_position += nbytes
+                if self._save is not None and self._since_position >= self._checkpoint_nbytes:
+                    self._since_position = 0
+                    position = self._reserved, self._writer.checkpoint()
+                self._next_turn += 1
+                self._turn.notify_all()
+            self._writer.write(piece)
+            if self._save is not None:
+                self._writer.start_sync()
+        except BaseException:
+            self._stop()
+            raise
+        finally:
+            if stop != self._end:
+                self._arenas.put(arena)
+        if stop == self._end:
+            self.last = {name: column[-1:] for name, column in batch.items()}
+        return stop - start, nbytes, position

@@ -158,21 +158,14 @@ class Calls:
         """
         if getattr(executor, "by_reference", isinstance(executor, ProcessPoolExecutor)):
             check_function(self._function)
-        workers = executors.workers_of(executor)
-        present = max(1, getattr(executor, "present", workers))
-
-        def ahead() -> int:  # few until they take long
-            return 2 * max(1, workers if seconds >= TASK_SECONDS / 4 else present)
-
-        seconds = 0.0
         done, tell = self.resumed, callback or (lambda done, total: None)
         tell(done, len(self._items))
         for alone in (True, False):  # the first sample has the fields of all
             if not alone and self.schema is not None:
                 check(self.schema)
-            tasks = self._tasks(attempts, durable, present, alone)
-            most = (lambda: 1) if alone else ahead if workers else None
-            with closing(run_tasks(executor, tasks, most)) as results:
+            tasks = self._tasks(attempts, durable, executors.workers_of(executor), alone)
+            ahead = (lambda: 1) if alone else None
+            with closing(run_tasks(executor, tasks, ahead)) as results:
                 for task, seconds in results:
                     self._add(read_part(task.made))
                     wanted = len(task.items) * min(4.0, TASK_SECONDS / max(seconds, 1e-6))
@@ -191,7 +184,7 @@ class Calls:
         left = sum(stop - start for start, stop in gaps)
         for start, stop in gaps:
             while start < stop and not (alone and self.schema is not None):
-                share = -(-left // (2 * workers))  # so that all end at about the same time
+                share = -(-left // max(1, 2 * workers))  # so that all end at about the same time
                 size = min(stop - start, max(smallest, min(self._size, share)))
                 yield ItemsTask(
                     attempts=attempts,

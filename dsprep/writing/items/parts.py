@@ -6,7 +6,7 @@ which gets this name when it is complete:
 ``data``
     Blocks of samples, back to back; see `dsprep.writing.samples.spool`.
 ``part.json``
-    What `Part` has, and of each block its samples, its bytes and their CRC-32C.
+    `Part`.
 
 Numbers are in the machine's own byte order: the files are of use only to a rerun on such a machine.
 The samples of the output are written from these; where parts begin, it does not show.
@@ -17,29 +17,24 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.schema import (
-    Arena,
-    Batch,
-    Ints,
-    Schema,
-    new_array,
-)
+from dsprep.core.schema import Arena, Array, Batch, Ints, Schema, new_array
+from dsprep.core.spans import offsets_of
 from dsprep.errors import FormatError
 from dsprep.formats.base import Opening
 from dsprep.sidecar.spec import read_record, write_record
 from dsprep.storage.checksums import crc32c, pwrite_crc32c
 from dsprep.storage.durable import close, sync
-from dsprep.storage.ranges import close_quietly, pread_into
+from dsprep.storage.local import LocalFile
 from dsprep.writing.samples.spool import BlockSource, pack, unpack
 
 LISTED = 1000
@@ -76,6 +71,8 @@ class Part:
         The items, half-open.
     samples, nbytes
         Samples, and the bytes of their blocks.
+    blocks
+        Of each block the samples, where it begins, its bytes and its CRC-32C.
     schema
         The fields of the samples, as JSON; None if there is none.
     none
@@ -90,6 +87,7 @@ class Part:
     stop: int
     samples: int
     nbytes: int
+    blocks: Sequence[tuple[int, int, int, int]]
     schema: list[dict[str, Any]] | None
     none: int
     failures: int
@@ -106,7 +104,7 @@ class PartWriter:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._blocks: list[tuple[int, int, int]] = []
+        self._blocks: list[tuple[int, int, int, int]] = []
         self._end = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
         self._fd = os.open(directory / "data", flags, 0o666)
@@ -116,7 +114,7 @@ class PartWriter:
         buffers = pack(batch)
         crc = pwrite_crc32c(self._fd, buffers, self._end)
         nbytes = sum(int(buffer.nbytes) for buffer in buffers)
-        self._blocks.append((len(next(iter(batch.values()))), nbytes, crc))
+        self._blocks.append((len(next(iter(batch.values()))), self._end, nbytes, crc))
         self._end += nbytes
 
     def finish(self, durable: bool, **facts: Any) -> None:
@@ -124,9 +122,9 @@ class PartWriter:
         if durable:
             sync(self._fd, data=True)
         self.close()
-        part = Part(samples=sum(b[0] for b in self._blocks), nbytes=self._end, **facts)
-        content = {**asdict(part), "blocks": self._blocks}
-        write_record(content, self._directory / "part.json", durable=durable)
+        samples = sum(block[0] for block in self._blocks)
+        part = Part(samples=samples, nbytes=self._end, blocks=self._blocks, **facts)
+        write_record(asdict(part), self._directory / "part.json", durable=durable)
 
     def close(self) -> None:
         """Close the files."""
@@ -146,7 +144,6 @@ def read_part(path: Path) -> Part:
     """Return what a part has; `FormatError` if its files are not what was written."""
     try:
         content = read_record(path / "part.json")
-        del content["blocks"]
         failed = tuple(Failed(int(n), str(i), str(e)) for n, i, e in content.pop("failed"))
         part = Part(**content, failed=failed)
         if (path / "data").stat().st_size == part.nbytes:
@@ -161,25 +158,6 @@ def _damaged(path: Path) -> FormatError:
         (path / "part.json").unlink()
     fix = "call it again with resume=True: the function is called again for these items"
     return FormatError("a temporary file is damaged", where=path, fix=fix)
-
-
-class _Block(NamedTuple):
-    """The bytes of a block, half-open, their CRC-32C, and how many samples there are."""
-
-    begin: int
-    end: int
-    crc32c: int
-    samples: int
-
-
-def _read_table(path: Path) -> tuple[Ints, list[_Block]]:
-    """Return the samples between which the blocks of a part are, and these."""
-    rows = read_record(path / "part.json").get("blocks")
-    if rows is None:
-        raise _damaged(path)
-    samples, ends = np.cumsum(np.array([(0, 0, 0), *rows], np.int64)[:, :2].T, axis=1)
-    begins = zip(ends.tolist(), ends[1:].tolist(), rows, strict=False)
-    return samples, [_Block(begin, end, row[2], row[0]) for begin, end, row in begins]
 
 
 class PartsSource(BlockSource):
@@ -200,47 +178,34 @@ class PartsSource(BlockSource):
         self.path, self.schema = directory, schema
         self._parts = [part for part in parts if part.samples]
         self._starts = np.cumsum([0, *(part.samples for part in self._parts)])
+        rows = [(i, *block) for i, part in enumerate(self._parts) for block in part.blocks]
+        self._blocks = np.array(rows, np.int64).reshape(-1, 5)
+        self.firsts = offsets_of(self._blocks[:, 1])
         self._ragged = [f for f in schema if f.ragged]
-        self._table = lru_cache(maxsize=16)(_read_table)
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def _blocks(self, start: int, stop: int) -> Iterator[tuple[Path, int, _Block, slice]]:
-        """Yield the blocks of ``start .. stop``: the part, its open file, and which samples."""
-        index = bisect_right(self._starts, start) - 1
-        while start < stop:
-            part, base = self._parts[index], int(self._starts[index])
-            path = self.path / part_name(part.start, part.stop)
-            edges, blocks = self._table(path)
-            number, end = bisect_right(edges, start - base) - 1, min(stop, base + part.samples)
-            fd = os.open(path / "data", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                while start < end:
-                    first, block = base + int(edges[number]), blocks[number]
-                    last = min(end, first + block.samples)
-                    yield path, fd, block, slice(start - first, last - first)
-                    start, number = last, number + 1
-            finally:
-                close_quietly(fd)
-            index += 1
 
     @override
-    def blocks(self, start: int, stop: int, arena: Arena | None) -> Iterator[tuple[Batch, slice]]:
-        for path, fd, block, some in self._blocks(start, stop):
-            data = new_array(arena, "parts.block", (block.end - block.begin,), np.dtype(np.uint8))
-            pread_into(fd, data, block.begin, path)
-            if crc32c(data) != block.crc32c:
-                raise _damaged(path)
-            yield unpack(self.schema, data, block.samples), some
+    def block(self, number: int, some: slice, arena: Arena | None) -> tuple[Batch, slice]:
+        _, count, _, nbytes, crc = self._blocks[number].tolist()
+        data = new_array(arena, "parts.block", (nbytes,), np.dtype(np.uint8))
+        path = self._read(number, data)
+        if crc32c(data) != crc:
+            raise _damaged(path)
+        return unpack(self.schema, data, count), some
+
+    def _read(self, number: int, out: Array, skipped: int = 0) -> Path:
+        """Fill an array with the bytes of a block behind the first ones; return its part."""
+        i, _, begin, _, _ = self._blocks[number].tolist()
+        path = self.path / part_name(self._parts[i].start, self._parts[i].stop)
+        with closing(LocalFile(path / "data")) as file:
+            file.pread_into(out, begin + skipped)
+        return path
 
     @override
     def rows(self, name: str, start: int, stop: int) -> Ints:
-        number = self._ragged.index(self.schema[name])
-        parts = [np.empty(0, np.int64)]
-        for path, fd, block, some in self._blocks(start, stop):
-            rows = np.empty(block.samples, np.int64)
-            pread_into(fd, rows, block.begin + number * rows.nbytes, path)
+        number, parts = self._ragged.index(self.schema[name]), [np.empty(0, np.int64)]
+        for i, some in self.within(start, stop):
+            rows = np.empty(self._blocks[i, 1], np.int64)
+            self._read(i, rows, number * rows.nbytes)
             parts.append(rows[some])
         return np.concatenate(parts)
 

@@ -12,7 +12,7 @@ import tempfile
 from abc import abstractmethod
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -71,11 +71,30 @@ def unpack(schema: Schema, data: Bytes, count: int) -> Batch:
 
 
 class BlockSource(GivenSource):
-    """Samples in blocks of temporary files."""
+    """Samples in blocks of temporary files.
+
+    Attributes
+    ----------
+    firsts
+        The first sample of each block, and the number of all.
+    """
+
+    firsts: Sequence[int]
+
+    def __len__(self) -> int:
+        return int(self.firsts[-1])
 
     @abstractmethod
-    def blocks(self, start: int, stop: int, arena: Arena | None) -> Iterator[tuple[Batch, slice]]:
-        """Yield the blocks of some samples, each until the next one, and which of it they are."""
+    def block(self, number: int, some: slice, arena: Arena | None) -> tuple[Batch, slice]:
+        """Return some samples of a block, perhaps among others: which of the batch they are."""
+
+    def within(self, start: int, stop: int) -> Iterator[tuple[int, slice]]:
+        """Yield the blocks that some samples are in, and which samples of each these are."""
+        number = bisect_right(self.firsts, start) - 1
+        while start < stop:
+            first, end = int(self.firsts[number]), int(self.firsts[number + 1])
+            yield number, slice(start - first, min(end, stop) - first)
+            start, number = end, number + 1
 
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
@@ -83,8 +102,9 @@ class BlockSource(GivenSource):
             return empty_batch(self.schema)
         assembly, at = Assembly(self.schema, stop - start, arena, "blocks"), 0
         own = None if self.schema.ragged else arena  # ragged values are joined in the end
-        for batch, some in self.blocks(start, stop, own):
-            assembly.put(at, {name: column[some] for name, column in batch.items()})
+        for number, some in self.within(start, stop):
+            batch, rows = self.block(number, some, own)
+            assembly.put(at, {name: column[rows] for name, column in batch.items()})
             at += some.stop - some.start
         return assembly.batch()
 
@@ -108,20 +128,21 @@ class Spool(BlockSource):
         self._kept: dict[int, Batch] = {}  # blocks in memory, by number
         self._pool = ThreadPoolExecutor(1, "dsprep-spool")
         self._writing: deque[Future[int]] = deque()
-        self._firsts, self._offsets = [0], [0]  # of each block, and the ends of the last one
+        self.firsts: list[int] = [0]
+        self._offsets = [0]  # of each block, and the end of the last one
         self._rows: dict[str, Any] = {f.name: [np.zeros(0, np.int64)] for f in schema if f.ragged}
 
     def put(self, batch: Batch) -> None:
         """Add samples as a block; nobody changes the batch any more."""
         at, buffers = self._offsets[-1], pack(batch)
         if at < self._memory:
-            self._kept[len(self._firsts) - 1] = batch
+            self._kept[len(self.firsts) - 1] = batch
         else:
             while len(self._writing) >= WAITING:
                 self._writing.popleft().result()
             self._writing.append(self._pool.submit(self._write, buffers, at))
         self._offsets.append(at + sum(int(buffer.nbytes) for buffer in buffers))
-        self._firsts.append(self._firsts[-1] + len(next(iter(batch.values()))))
+        self.firsts.append(self.firsts[-1] + len(next(iter(batch.values()))))
         for rows, lengths in zip(self._rows.values(), buffers, strict=False):
             rows.append(lengths)
 
@@ -146,37 +167,24 @@ class Spool(BlockSource):
         self._pool.shutdown()
         self._rows = {name: np.concatenate(parts) for name, parts in self._rows.items()}
 
-    def __len__(self) -> int:
-        return self._firsts[-1]
-
     @override
-    def blocks(self, start: int, stop: int, arena: Arena | None) -> Iterator[tuple[Batch, slice]]:
-        number = bisect_right(self._firsts, start) - 1
-        while start < stop:
-            first, end = self._firsts[number : number + 2]
-            batch = self._kept.get(number)
-            some = slice(start - first, min(end, stop) - first)
-            if batch is None:
-                batch, some = self._from_file(number, some, end - first, arena)
-            yield batch, some
-            start, number = end, number + 1
-        write_error(self._file.fileno())  # the system may drop what it failed to bring to the disk
-
-    def _from_file(
-        self, number: int, some: slice, count: int, arena: Arena | None
-    ) -> tuple[Batch, slice]:
-        """Return samples of a block in the file; of others only where rows differ in number."""
+    def block(self, number: int, some: slice, arena: Arena | None) -> tuple[Batch, slice]:
+        if number in self._kept:
+            return self._kept[number], some
+        count = self.firsts[number + 1] - self.firsts[number]
         fd, at, batch = self._file.fileno(), self._offsets[number], dict[str, Column]()
         where = f"{self.path}, temporary file"
         if self.schema.ragged:
             data = np.empty(self._offsets[number + 1] - at, np.uint8)
             pread_into(fd, data, at, where)
+            write_error(fd)  # the system may drop what it failed to bring to the disk
             return unpack(self.schema, data, count), some
         for f in self.schema:
             shape = (some.stop - some.start, *f.inner)
             values = new_array(arena, f"spool.{f.name}", shape, f.dtype)
             pread_into(fd, values, at + some.start * f.row_nbytes, where)
             batch[f.name], at = values, at + count * f.row_nbytes
+        write_error(fd)
         return batch, slice(0, some.stop - some.start)
 
     @override
