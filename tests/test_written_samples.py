@@ -7,8 +7,8 @@ import pytest
 
 from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import SchemaError, UsageError
-from dsprep.writing.samples.assemble import Assembler, checked_batch
-from dsprep.writing.samples.values import declared, infer, infer_batch
+from dsprep.writing.samples.assemble import Assembler
+from dsprep.writing.samples.values import columns_of, declared, infer, with_ragged
 
 
 def schema_of(**sample):
@@ -197,21 +197,20 @@ def test_batches_that_a_program_gives():
         "text": texts,
         "lists": [[1], [2, 3], []],
     }
-    schema = infer_batch(whole)
-    assert str(schema) == (
-        "x: float32[4], label: int64, rows: float64[None], text: str, lists: int64[None]"
-    )
-    columns, count = checked_batch(whole, schema, 5)
+    columns, count = columns_of(whole, 5)
     assert count == 3
-    packed = Assembler(schema, 1)
-    for start, stop in ((0, 1), (1, 1), (1, 3)):
-        packed.extend(columns, start, stop)
-    batch = packed.take()
-    assert batch["x"].tolist() == whole["x"].tolist()
-    assert batch["label"].tolist() == [1, 2, 3]
-    assert [r.tolist() for r in batch["rows"]] == [[], [0, 1], [2, 3, 4]]
-    assert list(batch["text"]) == texts
-    assert [r.tolist() for r in batch["lists"]] == whole["lists"]
+    schema = infer({n: c[0] for n, c in columns.items()}, with_ragged(None, columns))
+    assert {str(f) for f in schema} == {
+        "x: float32[4]",
+        "label: int64",
+        "rows: float64[None]",
+        "text: str",
+        "lists: int64[None]",
+    }
+    with pytest.raises(SchemaError, match="differ in their number of samples"):
+        columns_of({**whole, "label": [1]}, 5)
+    with pytest.raises(SchemaError, match="no axis of samples"):
+        columns_of({**whole, "label": 1}, 5)
 
 
 def test_arrays_of_the_caller_are_filled():

@@ -31,10 +31,10 @@ from dsprep.writing.items.tasks import Function
 from dsprep.writing.job import Job, Progress, Report, RunOptions
 from dsprep.writing.plan import PIECE_NBYTES
 from dsprep.writing.run import make, run_job
-from dsprep.writing.samples.assemble import Assembler, checked_batch
+from dsprep.writing.samples.assemble import Assembler
 from dsprep.writing.samples.feed import FedSource, abandoned
 from dsprep.writing.samples.spool import Spool
-from dsprep.writing.samples.values import Declared, declared, infer, infer_batch
+from dsprep.writing.samples.values import Declared, columns_of, declared, infer, with_ragged
 from dsprep.writing.staging import check_target
 
 MOST = 1 << 16
@@ -184,22 +184,23 @@ class Writer:
         UsageError, DsprepError, OSError
             As of `append`.
         """
+        columns, count = columns_of(batch, self._count)
         packed = self._packed
-        if packed is None:
-            packed = self._begin(self._all or infer_batch(batch, self._given))
-        columns, count = checked_batch(batch, packed.schema, self._count)
-        step = count
-        if packed.ragged:
-            step = max(1, count * PIECE_NBYTES // max(1, batch_nbytes(columns)))
+        if packed is None and count:
+            first = {name: column[0] for name, column in columns.items()}
+            given = with_ragged(self._given, columns)
+            packed = self._begin(self._all or infer(first, given))
+        if packed is None or not packed.takes(columns):
+            for i in range(count):
+                self.append({name: column[i] for name, column in columns.items()})
+            return
         done = 0
         while done < count:
             if self._room <= 0:
                 self._next(packed)
-            some = min(self._room, step, count - done)
+            some = min(self._room, count - done)
             packed.extend(columns, done, done + some)
             done, self._count, self._room = done + some, self._count + some, self._room - some
-            if packed.ragged and packed.nbytes >= PIECE_NBYTES:
-                self._room = 0
 
     def _begin(self, schema: Schema) -> Assembler:
         """Prepare for samples of these fields; whatever is wrong with the target shows now."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -20,7 +19,7 @@ from dsprep.core.schema import (
     show_shape,
 )
 from dsprep.errors import SchemaError
-from dsprep.writing.samples.values import checked, checked_column, misnamed, sample_label
+from dsprep.writing.samples.values import checked, misnamed
 
 FIRST = 64
 """Samples to make room for at first, if their number is unknown."""
@@ -143,17 +142,25 @@ class Assembler:
             raise
         self._count = at + 1
 
-    def extend(self, columns: Mapping[str, Column], start: int, stop: int) -> None:
-        """Add samples ``start <= i < stop`` of a batch that `checked_batch` has looked at."""
+    def takes(self, columns: Mapping[str, Any]) -> bool:
+        """Whether columns are arrays of the fields, none of which is ragged."""
+        return (
+            not self.ragged
+            and columns.keys() == self._names
+            and all(
+                isinstance(columns[f.name], np.ndarray)
+                and (columns[f.name].dtype, columns[f.name].shape[1:]) == (f.dtype, f.inner)
+                for f in self._fixed
+            )
+        )
+
+    def extend(self, columns: Mapping[str, Any], start: int, stop: int) -> None:
+        """Add samples ``start <= i < stop`` of columns that it `takes`."""
         at, end = self._count, self._count + stop - start
         if end > self._room:
             self._grow(end)
         for name, out in self._out.items():
             out[at:end] = columns[name][start:stop]
-        for rows in self._ragged:
-            part = columns[rows.name][start:stop]
-            assert isinstance(part, Ragged)  # the schema says so
-            rows.join(part)
         self._count = end
 
     def cut(self, count: int) -> None:
@@ -185,52 +192,6 @@ class Assembler:
             self._out[f.name] = np.empty((self._room, *f.inner), f.dtype)
         self._steps = self._planned()
         return {name: taken[name] for name in self.schema.names}
-
-
-def checked_batch(batch: object, schema: Schema, number: object) -> tuple[Batch, int]:
-    """Return the columns of a batch that a program gives, and its number of samples.
-
-    Parameters
-    ----------
-    batch
-        Field name to an array with an axis of samples before the field's own, to a `Ragged`, or to
-        a list with a value per sample.
-    schema
-        The fields.
-    number
-        The number of the first sample, or words for the batch.
-
-    Raises
-    ------
-    SchemaError
-        If it has other fields, a column is not of its field, or columns are of unequal length.
-    """
-    if not _named(batch, frozenset(schema.names)):
-        raise misnamed(batch, schema, number)
-    given: Mapping[str, Any] = batch  # type: ignore[assignment]
-    checked: Batch = {}
-    count = -1
-    for f in schema:
-        column = checked_column(given[f.name], f, number)
-        if count not in (-1, len(column)):
-            raise SchemaError(
-                "the columns of a batch differ in their number of samples",
-                where=f"{sample_label(number)}, field {f.name}",
-                expected=f"{count} as of {schema.names[0]}",
-                found=len(column),
-            )
-        count = len(column)
-        checked[f.name] = _joined(column, f, number) if isinstance(column, list) else column
-    return checked, count
-
-
-def _joined(values: list[Any], field: Field, number: object) -> Column:
-    """Return a column of which every sample's value is given."""
-    one = Assembler(Schema((field,)), len(values))
-    for i, value in enumerate(values):
-        where = number + i if isinstance(number, int) else f"{number}, sample {i}"
-        one.add({field.name: value}, where)
-    return one.take()[field.name]
 
 
 def _named(sample: object, names: frozenset[str]) -> bool:
@@ -275,12 +236,6 @@ class _Values:
             value = np.array(checked(value, self.field, number))
         self._parts.append(value)
         self.nbytes += len(value) * self._row_nbytes
-
-    def join(self, part: Ragged) -> None:
-        """Add the values of several samples."""
-        data: Any = part.values.copy() if self._is_array else part.values.tobytes()
-        self._parts += [data[a:b] for a, b in itertools.pairwise(part.offsets.tolist())]
-        self.nbytes += len(data) * self._row_nbytes
 
     def cut(self, count: int) -> None:
         """Forget what comes after so many samples."""

@@ -20,7 +20,7 @@ hold each integer: nothing is rounded in order to make one array of a list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeAlias
@@ -103,50 +103,60 @@ def infer(sample: object, given: Schema | None = None, number: object = 0) -> Sc
     SchemaError
         If it is not a sample, a value has no type, or it lacks a field that is declared.
     """
-    return _inferred(sample, given, number, _field_of)
-
-
-def infer_batch(batch: object, given: Schema | None = None, number: object = 0) -> Schema:
-    """Return the fields of a batch: of arrays, of `Ragged`, or of the first of a list's values."""
-    return _inferred(batch, given, number, _column_field)
-
-
-def _inferred(
-    values: object, given: Schema | None, number: object, read: Callable[[str, Any, str], Field]
-) -> Schema:
-    """Return the fields of values by name: those that are given, or what `read` says."""
-    names, label = _names(values, number), sample_label(number)
+    names, label = names_of(sample, number), sample_label(number)
     known = {f.name: f for f in given or ()}
     for name in known:
         if name not in names:
             raise SchemaError(f"field {name} is missing", where=label, found=_list(names))
-    named: Mapping[str, Any] = values  # type: ignore[assignment]
-    fields = [known.get(n) or read(n, named[n], f"{label}, field {n}") for n in names]
+    named: Mapping[str, Any] = sample  # type: ignore[assignment]
+    fields = [known.get(n) or _field_of(n, named[n], f"{label}, field {n}") for n in names]
     return Schema(tuple(fields), {} if given is None else given.attrs)
 
 
-def _column_field(name: str, column: Any, where: str) -> Field:
-    """Return the field that a column of a batch is of."""
-    if isinstance(column, Ragged):
-        if column.kind != "array":
-            return Field.opaque(name, column.kind)
-        return Field(name, column.values.dtype, (None, *column.values.shape[1:]))
-    if isinstance(column, list | tuple):
-        if not column:
-            raise SchemaError("an empty list has no type", where=where, fix="give schema=")
-        return _field_of(name, column[0], where)
-    array = _rows(column, where)
-    return _field_of(name, np.empty(array.shape[1:], array.dtype), where)
+def columns_of(batch: object, number: object) -> tuple[dict[str, Column | list[Any]], int]:
+    """Return the columns of a batch that a program gives, and its number of samples.
+
+    Parameters
+    ----------
+    batch
+        Field name to an array with an axis of samples before the field's own, to a `Ragged`, or to
+        a list with a value per sample.
+    number
+        The number of the first sample, or words for the batch.
+
+    Raises
+    ------
+    SchemaError
+        If it is not a batch, or columns are of unequal length.
+    """
+    columns, count = dict[str, Any](), -1
+    for name in names_of(batch, number):
+        column: Any = batch[name]  # type: ignore[index]
+        where = f"{sample_label(number)}, field {name}"
+        if not isinstance(column, Ragged | list | tuple):
+            column = as_array(column, where)
+            if column.ndim == 0:
+                raise SchemaError("a value in a batch has no axis of samples", where=where)
+        if count not in (-1, len(column)):
+            raise SchemaError(
+                "the columns of a batch differ in their number of samples",
+                where=where,
+                expected=f"{count} as of {next(iter(columns))}",
+                found=len(column),
+            )
+        columns[name], count = column, len(column)
+    return columns, count
 
 
-def _rows(column: Any, where: str) -> Array:
-    """Return a column of a batch as an array, whose first axis is that of the samples."""
-    array = as_array(column, where)
-    if array.ndim == 0:
-        raise SchemaError(
-            "a value in a batch has no axis of samples", where=where, found=show_value(column)
-        )
-    return array
+def with_ragged(given: Schema | None, columns: Mapping[str, Any]) -> Schema:
+    """Return fields that are declared, and those of columns that are `Ragged`."""
+    known = given or Schema(())
+    fields = [
+        Field(name, column.values.dtype, (None, *column.values.shape[1:]))
+        for name, column in columns.items()
+        if isinstance(column, Ragged) and column.kind == "array" and name not in known.names
+    ]
+    return Schema((*known.fields, *fields), known.attrs)
 
 
 def sample_label(number: object) -> str:
@@ -154,7 +164,8 @@ def sample_label(number: object) -> str:
     return f"sample {number}" if isinstance(number, int) else str(number)
 
 
-def _names(sample: object, number: object) -> list[str]:
+def names_of(sample: object, number: object) -> list[str]:
+    """Return the fields of a sample or a batch; `SchemaError` if it is neither."""
     if not isinstance(sample, Mapping):
         raise SchemaError(
             "this is not a sample",
@@ -382,40 +393,7 @@ def _is_number(dtype: DType) -> bool:
     return dtype.names is None and (dtype.kind in "biufc" or is_extension(dtype))
 
 
-def checked_column(column: Any, field: Field, number: object) -> Column | list[Any]:
-    """Return a field's column of a batch: an array or a `Ragged`, or a list of a value per sample.
-
-    Raises
-    ------
-    SchemaError
-        If it is not of the field. What a list holds is not looked at.
-    """
-    where = f"{sample_label(number)}, field {field.name}"
-    if isinstance(column, list | tuple):
-        return list(column)
-    if isinstance(column, Ragged):
-        values = column.values
-        if (
-            not field.ragged
-            or column.kind != field.kind
-            or (values.dtype, values.shape[1:]) != (field.dtype, field.inner)
-        ):
-            shape = (None, *values.shape[1:])
-            shown = f"Ragged of {show_dtype(values.dtype)}{show_shape(shape)}"
-            raise _wrong(where, field, column, shown)
-        offsets = column.offsets
-        if offsets[0] != 0 or offsets[-1] != len(values) or (np.diff(offsets) < 0).any():
-            raise SchemaError(
-                "the offsets of a Ragged do not rise from 0 to its number of rows", where=where
-            )
-        return column
-    array = _rows(column, where)
-    if field.kind != "array" or field.ragged or array.shape[1:] != field.inner:
-        raise _wrong(where, field, np.empty(array.shape[1:], array.dtype))
-    return _cast(array, field, False, where)
-
-
-def _wrong(where: str, field: Field, value: Any, shown: str | None = None) -> SchemaError:
+def _wrong(where: str, field: Field, value: Any) -> SchemaError:
     """Return the error for a sample's value that is not of its field."""
     fix = None
     alike = isinstance(value, np.ndarray) and value.ndim and field.kind == "array"
@@ -426,7 +404,7 @@ def _wrong(where: str, field: Field, value: Any, shown: str | None = None) -> Sc
         "the value is not of this field",
         where=where,
         expected=str(field).partition(": ")[2],
-        found=shown or show_value(value),
+        found=show_value(value),
         fix=fix,
     )
 
@@ -449,7 +427,7 @@ def _list(names: list[str]) -> str:
 
 def misnamed(sample: object, schema: Schema, number: object) -> DsprepError:
     """Return the error for a sample that has not the fields of the schema."""
-    names = _names(sample, number)
+    names = names_of(sample, number)
     lacking = [n for n in schema.names if n not in names]
     problem = f"field {lacking[0]} is missing" if lacking else ""
     if not problem:
