@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
@@ -280,19 +279,11 @@ class _Stream:
     def __init__(
         self, job: Job, source: FedSource, run: RunOptions, progress: Progress | None
     ) -> None:
-        self._source, self._allowed, self._report = source, threading.Event(), Future[Report]()
-        work = partial(self._make, job, run, progress)
-        self._thread = threading.Thread(target=work, name="dsprep-write", daemon=True)
-        self._thread.start()
-
-    def _make(self, job: Job, run: RunOptions, progress: Progress | None) -> None:
+        self._source, self._allowed = source, threading.Event()
         told = None if progress is None else lambda _, *done: progress(*done)
-        try:
-            self._report.set_result(make([job], run, told, self._wait)[0])
-        except BaseException as error:
-            self._report.set_exception(error)
-        finally:
-            self._source.end()
+        self._pool = ThreadPoolExecutor(1, "dsprep-write")
+        self._reports = self._pool.submit(make, [job], run, told, self._wait)
+        self._reports.add_done_callback(lambda _: source.end())
 
     def _wait(self) -> None:
         self._allowed.wait()
@@ -308,7 +299,7 @@ class _Stream:
         """
         arrays = self._source.next()
         if arrays is None:
-            self._report.result()
+            self._reports.result()
             raise abandoned()
         packed.use(arrays)
         return packed.room
@@ -317,13 +308,13 @@ class _Stream:
         """Publish the output, when it has been made."""
         self._source.give()
         self._allowed.set()
-        return self._report.result()
+        return self._reports.result()[0]
 
     def close(self) -> None:
         """End the job; nothing is left of what has not been published."""
         self._source.abandon()
         self._allowed.set()
-        self._thread.join()
+        self._pool.shutdown()
 
 
 def write(

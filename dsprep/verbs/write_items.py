@@ -28,7 +28,6 @@ from dsprep.verbs.convert import named_target
 from dsprep.verbs.repack import RepackOptions, plan_repack
 from dsprep.writing.items.calls import CONTINUED, Calls
 from dsprep.writing.items.parts import Failed, PartsSource, part_paths
-from dsprep.writing.items.tasks import check_main
 from dsprep.writing.job import Job, Progress, Report, RunOptions, admit
 from dsprep.writing.run import make_in, open_staging, publish
 from dsprep.writing.staging import START, Staging, published
@@ -96,7 +95,6 @@ def write_items(
     target = named_target(as_path(target))
     if resume and run.restart:
         raise UsageError("resume=True continues what restart=True discards", fix="give one of them")
-    check_main()
     began = time.monotonic()
     options = {k: str(v) for k, v in asdict(repack).items()}
     identity = {"version": dsprep.__version__, **calls.job(), "options": options}

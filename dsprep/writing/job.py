@@ -270,25 +270,10 @@ def admit(job: Job, workers: int | None, memory: int | None) -> int:
     """
     source = job.source
     _check_not_source(job.target, source)
-    taken = source.resident_nbytes()
+    resident = source.resident_nbytes()
     extra = job.payload + job.samples if isinstance(source, ShuffledSource) else 0
     if workers is None and isinstance(source.path, StorePath):
         workers = WORKERS
-    return count_workers(job, workers, memory, taken, extra)
-
-
-def count_workers(
-    job: Job, workers: int | None, memory: int | None, resident: int = 0, extra: int = 0
-) -> int:
-    """Return how many workers may run at once within `memory` bytes, `resident` of them taken.
-
-    `extra`: what would be taken of any memory, though never more than half of it.
-
-    Raises
-    ------
-    UsageError
-        If not even one fits.
-    """
     given: Any = workers
     if given is not None and not (hasattr(given, "__index__") and given >= 1):
         raise UsageError(

@@ -21,12 +21,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import (
-    CancelledError,
-    Executor,
-    Future,
-    ThreadPoolExecutor,
-)
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -77,16 +72,6 @@ UNSYNCED_NBYTES = 4 << 30
 _JOURNAL = "shuffle.json"
 
 
-class _Threads(ThreadPoolExecutor):
-    """Threads that deal samples until they are stopped."""
-
-    stopped = False
-
-    def stop(self) -> None:
-        """Have them end with the pieces that they are at."""
-        self.stopped = True
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Deal(Task[None]):
     """Samples ``start .. stop`` to be dealt; sample `offset` of all is the first of `base`."""
@@ -98,7 +83,6 @@ class _Deal(Task[None]):
     order: Permutation
     per_bucket: int
     piece_nbytes: int
-    threads: _Threads | None
 
     @override
     def make(self, directory: Path) -> None:
@@ -117,8 +101,6 @@ class _Deal(Task[None]):
         """Yield the samples, each batch with the number of the first one."""
         arena, start, stop = Arena(), self.start - self.offset, self.stop - self.offset
         for first, last in pieces(base, start, stop, target=self.piece_nbytes):
-            if self.threads is not None and self.threads.stopped:
-                raise CancelledError
             yield first + self.offset, base.read(first, last, arena)
 
 
@@ -365,7 +347,7 @@ class ShuffledSource(DerivedSource):
         attempts = begin_attempts(self.scratch)
         made = [attempts.parent / f"part-{i}" for i in range(parts)]
         edges = [i * len(self) // parts for i in range(parts + 1)]
-        threads = _Threads(min(self._workers, PIECES), "dsprep-shuffle")
+        threads = ThreadPoolExecutor(min(self._workers, PIECES), "dsprep-shuffle")
 
         def task(i: int) -> _Deal:
             base: tuple[Any, int] = self.base, 0
@@ -383,7 +365,6 @@ class ShuffledSource(DerivedSource):
                 order=self._order,
                 per_bucket=self._per_bucket,
                 piece_nbytes=self._piece_nbytes,
-                threads=threads if executor is None else None,
             )
 
         missing = (task(i) for i in range(parts) if not made[i].exists())

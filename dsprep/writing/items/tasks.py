@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import time
@@ -224,15 +223,6 @@ def check_function(function: Function) -> None:
             f"the function cannot be called by other processes: {reason}",
             found=show_function(function),
             fix="define it at the top level of a module, or take executor='threads'",
-        )
-
-
-def check_main() -> None:
-    """Raise `UsageError` if a worker process is here only because it imports the main script."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise UsageError(
-            "a worker process called it again, when it imported the script",
-            fix="put the call under: if __name__ == '__main__':",
         )
 
 
