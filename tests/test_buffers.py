@@ -22,14 +22,8 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 
-def stripe(nbytes=MIB, matters=True):
-    return Stripe(
-        nbytes=nbytes,
-        source="test",
-        file_system="lustre",
-        targets=None,
-        matters=matters,
-    )
+def stripe(nbytes=MIB):
+    return Stripe(nbytes=nbytes, source="test", file_system="lustre")
 
 
 def test_parsing():

@@ -25,7 +25,7 @@ from support import MPIEXEC
 
 import dsprep
 from dsprep.cli import app
-from dsprep.errors import LocatedWarning, UnsupportedError, UsageError
+from dsprep.errors import LocatedWarning, UsageError
 from dsprep.reader.defaults import units_ahead
 from dsprep.reader.engines import EngineWarning
 from dsprep.sidecar.sidecar import Sidecar
@@ -136,13 +136,6 @@ def test_an_engine_that_needs_a_file_gives_way(url):
         dsprep.Reader(url, 32, engine="direct", epochs=1) as reader,
     ):
         assert ids_of(reader) == [*range(COUNT)]
-
-
-def test_jax_takes_urls(url):
-    pytest.importorskip("jax")
-    from dsprep.jax import batches
-
-    assert sorted(int(i) for b in batches(url, 32, epochs=1) for i in b["id"]) == [*range(COUNT)]
 
 
 # --- caches --------------------------------------------------------------------------------------
@@ -387,11 +380,6 @@ def test_a_list_of_a_store_names_only_what_is_there(server, line):
         dsprep.open("@s3://b/d/list.txt")
 
 
-def test_what_a_web_server_cannot_do(server):
-    with pytest.raises(UnsupportedError, match="gives no list of files"):
-        dsprep.open(f"{server.endpoint}/b/*.h5")
-
-
 def test_the_endpoint_is_an_option(server, monkeypatch):
     endpoint = os.environ["AWS_ENDPOINT_URL"]
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -475,15 +463,6 @@ def test_a_tree_is_listed_at_once(server, tmp_path):
     assert made.nbytes < 400_000
     with Sidecar.open("s3://b/z.zarr") as sidecar:
         assert (sidecar.read([1, 639])["x"] == X[[1, 639]]).all()
-
-
-def test_directories_are_listed(server):
-    for k in range(4):
-        for name in ("a", "b", "c"):
-            server.put(f"/b/t/{k}/{name}", b"1")
-    root = paths.as_path("s3://b/t")
-    assert sorted(str(p) for p in root.glob("*/a")) == [f"s3://b/t/{k}/a" for k in range(4)]
-    assert len([*root.glob("**/*")]) == 4 + 12
 
 
 def test_listings_do_not_outlive_what_is_written(server, tmp_path):

@@ -426,18 +426,6 @@ def test_a_claim_that_is_replaced_while_it_is_looked_at(server, monkeypatch):
         write_claim(target, one, version)
 
 
-def test_what_is_being_replaced_by_another_format_is_not_complete(source, server, monkeypatch):
-    dsprep.convert(source, "s3://b/out", to="hdf5", samples_per_file=30)
-    more = {"to": "tfrecord", "samples_per_file": 30, "overwrite": True}
-    with monkeypatch.context() as patched:
-        fail_at(patched, 5, OSError(5, "the store is away"))
-        with pytest.raises(OSError, match="away"):
-            dsprep.convert(source, "s3://b/out", **more)
-    assert {key.rpartition(".")[2] for key in server.objects} > {"h5", "tfrecord"}
-    with pytest.raises(TargetError, match="not complete"):
-        dsprep.open("s3://b/out")
-
-
 # --- the other verbs ----------------------------------------------------------------------------
 
 

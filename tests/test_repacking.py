@@ -242,8 +242,6 @@ def test_a_full_check_reads_each_group_once(origins, tmp_path, monkeypatch):
     ("program", "command"),
     [
         ("train.py", "dsprep.repack"),
-        ("lib/pytest/__main__.py", "dsprep.repack"),
-        ("bin/dsprep", "dsprep repack a b"),
         ("lib/dsprep/__main__.py", "dsprep repack a b"),
     ],
 )
@@ -367,14 +365,6 @@ def test_parts_and_shards_of_zip_stores_are_zip_stores(name, origins, tmp_path):
         assert_same_batch(source[:], batch, schema)
 
 
-def test_a_dry_run_writes_nothing(origins, tmp_path):
-    _, _, origin = origins["mixed"]
-    target = tmp_path / "out.tfrecord"
-    words = ("--shuffle", "1", "--memory", "40MB", "-b", "64KiB", "--dry-run")
-    cli("repack", origin, target, *words)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_killed_first_pass_is_continued(origins, tmp_path, monkeypatch):
     """Its record is not discarded with the rest, and its files go in the end."""
     _, _, origin = origins["fixed"]
@@ -397,18 +387,6 @@ def test_a_killed_first_pass_is_continued(origins, tmp_path, monkeypatch):
     repacked(origin, tmp_path / "b.h5", **options)
     assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
     assert not (tmp_path / ".b.h5.dsprep-partial").exists()
-
-
-def test_more_duplicates_than_storage_are_refused(origins, tmp_path):
-    _, _, origin = origins["fixed"]
-    words = ("repack", origin, tmp_path / "out.h5", "--duplicate", 10**21)
-    assert "--duplicate" in cli_error(*words, code=2)
-
-
-@pytest.mark.parametrize("name", ["duplicate", "samples_per_file"])
-def test_numbers_begin_at_one(origins, tmp_path, name):
-    with pytest.raises(UsageError, match=f"{name} is 0"):
-        dsprep.repack(origins["fixed"][2], tmp_path / "out.h5", **{name: 0})
 
 
 def test_the_source_is_never_the_target(origins):
@@ -475,16 +453,6 @@ def test_the_target_is_no_part_of_the_source_to_come(
         if refused:
             assert f"the target is in {source}" in done.said
             assert not (tmp_path / target).exists()
-
-
-@pytest.mark.parametrize("seed", [0, 2])
-def test_every_seed_is_recorded(seed, origins, tmp_path):
-    """So that a rerun with another order does not continue this one."""
-    _, _, origin = origins["fixed"]
-    report = repacked(origin, tmp_path / "out.h5", shuffle=seed)
-    assert report.parts[0][0].recipe == {"shuffle": seed}
-    with dsprep.Sidecar.open(tmp_path / "out.h5") as opened:
-        assert opened.content.lineage["shuffle"] == seed
 
 
 @pytest.mark.parametrize("target", ["hdf5", "zarr", "zip"])

@@ -118,38 +118,6 @@ def test_errors_name_the_file_and_the_offset(file, tmp_path):
     read(file, starts, edges, places, "/some/file")
 
 
-RESULTS = {
-    "short": (lambda size: size // 2, None),
-    "nothing": (lambda size: 0, None),
-    "EINTR": (lambda size: -errno.EINTR, None),
-    "EAGAIN": (lambda size: -errno.EAGAIN, None),
-    "EIO": (lambda size: -errno.EIO, OSError),
-}
-
-
-@needs_ring
-@pytest.mark.parametrize("name", RESULTS)
-def test_results_that_are_not_what_was_asked_for(name, data, file, monkeypatch):
-    """Short reads are completed, passing refusals repeated; errors are not."""
-    result, raised = RESULTS[name]
-    starts, edges, places, out = asked(np.arange(600) * 1000, [1 + i % 3 for i in range(600)], 300)
-    take = Ring._take
-
-    def less(self, got):
-        count = take(self, got)
-        chosen = np.flatnonzero(got > 0)[::7]
-        got[chosen] = [result(r) for r in got[chosen]]
-        return count
-
-    monkeypatch.setattr(Ring, "_take", less)
-    if raised:
-        with pytest.raises(raised, match="Input/output error at offset"):
-            read(file, starts, edges, places)
-        return
-    read(file, starts, edges, places)
-    np.testing.assert_array_equal(out, expected(data, starts, edges, out, 300))
-
-
 @needs_ring
 @pytest.mark.parametrize("number", [errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.EBADF])
 @pytest.mark.parametrize("which", [0, 1, 3])
@@ -174,23 +142,6 @@ def test_entering_that_fails(number, which, data, file, monkeypatch):
         np.testing.assert_array_equal(out, expected(data, starts, edges, out, 300))
         assert nbytes == 900 * 300
     assert len(entered) > which + 1
-
-
-@needs_ring
-def test_a_kernel_that_takes_a_part(data, file, monkeypatch):
-    """It is handed the others again, whatever it was asked to wait for."""
-    real = module._call
-
-    def call(what, *rest):
-        if what == module._ENTER and rest[1] > 1:
-            return real(what, rest[0], rest[1] // 2, 0, *rest[3:])
-        return real(what, *rest)
-
-    monkeypatch.setattr(module, "_call", call)
-    monkeypatch.setattr(scatter, "fill", None)
-    starts, edges, places, out = asked(np.arange(700) * 1000, [1] * 700, 300)
-    read(file, starts, edges, places)
-    np.testing.assert_array_equal(out, expected(data, starts, edges, out, 300))
 
 
 @needs_ring
@@ -367,13 +318,3 @@ def test_few_descriptors(left, data, file, monkeypatch):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert descriptors() == before
     assert ring() is None
-
-
-@needs_ring
-def test_rings_are_given_back_by_threads_that_end(data, file):
-    before = descriptors()
-    for _ in range(3):
-        thread = threading.Thread(target=read_some, args=(data, file))
-        thread.start()
-        thread.join()
-    assert descriptors() == before

@@ -6,7 +6,6 @@ import errno
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -392,17 +391,3 @@ def test_gathering_long_and_short_samples():
         want = concatenate(schema, [take(batch, i, i + 1) for i in rows.tolist()])
         assert_same_batch(gather(schema, batch, rows), want, schema)
         assert_same_batch(gather(schema, batch, rows, Arena()), want, schema)
-
-
-def test_strided_columns():
-    packed = np.random.default_rng(0).integers(0, 256, (50, 10), "u1")
-    schema = Schema((Field("a", np.dtype("u1"), (4,)),))
-    rows = np.arange(50)[::-1].copy()
-    found = gather(schema, {"a": packed[:, 3:7]}, rows)
-    assert np.array_equal(found["a"], packed[::-1, 3:7])
-
-
-def test_the_path_of_the_base_is_kept(tmp_path):
-    with ShuffledSource(numbered(10), 1, 1 << 20, tmp_path) as shuffled:
-        assert shuffled.path == Path("memory")
-        assert shuffled.schema is X

@@ -17,7 +17,7 @@ from dsprep.errors import FormatError, TargetError
 from dsprep.sidecar.spec import Content
 from dsprep.storage.atomic import partial_path
 from dsprep.storage.local import LocalFile
-from dsprep.writing import shards, staging
+from dsprep.writing import shards
 from dsprep.writing.staging import Staging, discard
 
 CONTENT = Content("hdf5", Schema(()), ())
@@ -82,16 +82,6 @@ def test_target_that_appears_meanwhile_is_not_replaced(tmp_path):
         with pytest.raises(TargetError):
             staging.publish(CONTENT, b"")
     assert target.read_text() == "someone else's"
-
-
-def test_what_is_replaced_is_not_walked_for_every_position(tmp_path, monkeypatch):
-    target, walked = tmp_path / "out", []
-    target.mkdir()
-    monkeypatch.setattr(staging, "tree_nbytes", lambda path: walked.append(path) or 0)
-    with Staging(target, JOB, overwrite=True) as making:
-        for shard in range(9):
-            making.save({"shard": shard})
-    assert target not in walked
 
 
 def test_a_directory_of_other_files_is_not_used(tmp_path):

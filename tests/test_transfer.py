@@ -167,13 +167,6 @@ def test_continuing_from_any_saved_position_gives_the_same():
         assert min(rest, default=5000) == place
 
 
-def test_nothing_waits_for_the_disk_when_no_positions_are_saved():
-    writer = ListWriter({})
-    source = MemorySource(SCHEMA, BATCH)
-    list(ShardCopy(source, writer, (0, len(source)), pieces(source), {}, 2).run())
-    assert {event[0] for event in writer.events} == {"write"}
-
-
 @pytest.mark.parametrize("stage", ["encode", "reserve", "write"])
 @pytest.mark.parametrize("workers", [1, 4])
 def test_the_first_error_reaches_the_caller_and_all_threads_end(stage, workers):
@@ -182,17 +175,6 @@ def test_the_first_error_reaches_the_caller_and_all_threads_end(stage, workers):
     with pytest.raises(OSError, match="No space left"):
         list(copy(writer, [], workers).run())
     assert threading.active_count() == before
-
-
-def test_an_error_of_the_source_reaches_the_caller():
-    class Broken(MemorySource):
-        def read(self, start, stop, arena=None):
-            if start > 1000:
-                raise ValueError("sample 1000 is damaged")
-            return super().read(start, stop, arena)
-
-    with pytest.raises(ValueError, match="damaged"):
-        list(copy(ListWriter({}), [], 3, source=Broken(SCHEMA, BATCH)).run())
 
 
 def test_leaving_early_ends_all_threads():

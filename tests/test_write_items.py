@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import item_functions
@@ -143,22 +141,6 @@ def test_functions_that_do_not_travel(tmp_path):
         write(tmp_path / "set.h5", errors="ignore")
     with pytest.raises(UsageError, match="'spark' is not an executor"):
         write(tmp_path / "set.h5", executor="spark")
-
-
-def test_a_script_without_a_guard_says_so(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import dsprep, item_functions\n"
-        f"dsprep.write({str(tmp_path / 'set.h5')!r}, range(9), function=item_functions.small,"
-        " executor='processes', workers=1)\n"
-    )
-    paths = {"PYTHONPATH": f"{Path(__file__).parent}:{Path(dsprep.__file__).parent.parent}"}
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, env={**os.environ, **paths}
-    )
-    assert done.returncode == 1
-    assert "put the call under: if __name__ == '__main__':" in done.stderr
-    assert "a worker was lost" in done.stderr
 
 
 # --- items that fail ---------------------------------------------------------------------------
