@@ -204,7 +204,7 @@ def test_any_number_of_threads_at_any_place(tmp_path, tiny):
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(check, sorted(starts)))
             list(pool.map(check, starts))
-        assert len(shuffled._served._held) <= 2
+        assert len(shuffled._served._loaded) <= 2
     assert source.count == 2000  # the first pass only
 
 

@@ -61,7 +61,7 @@ def test_wrong_declarations(what):
         ([[1], [1, 2]], "rows of one shape"),
         (np.array([None]), "no fixed-width dtype"),
         (2**70, "no fixed-width dtype"),
-        (np.ma.masked_array([1], [True]), "masks are not written"),
+        (np.ma.masked_array([1], [True]), "x.filled"),
         (object(), "an object is not a value"),
         ({1, 2}, "a set is not a value"),
     ],
@@ -238,10 +238,10 @@ MASKED = np.ma.masked_array([1.0, 2.0], [False, True])
         ([np.uint64(1), -1], r"different types \(found int64, uint64\)"),
         ([np.float32(1.5), 2], r"different types \(found float32, int64\)"),
         ([np.datetime64("2020"), np.datetime64("2020-01-01")], "different types"),
-        ([1.0, np.ma.masked], "masks are not written"),
-        ([[1.0, np.ma.masked]], "masks are not written"),
-        ([MASKED, np.zeros(2)], "masks are not written"),
-        ((MASKED,), "masks are not written"),
+        ([1.0, np.ma.masked], "x.filled"),
+        ([[1.0, np.ma.masked]], "x.filled"),
+        ([MASKED, np.zeros(2)], "x.filled"),
+        ((MASKED,), "x.filled"),
         ([1, "a"], r"different types \(found int64, str\)"),
         ([b"a\0", b"bc"], "does not fit S2"),
         ([[], []], "cannot be seen"),
@@ -257,7 +257,6 @@ def test_lists_that_numpy_would_round_are_refused(value, says):
 @pytest.mark.parametrize(
     ("value", "dtype"),
     [
-        ([2**63 + 1, 1], "uint64"),
         ([2**53, 0.5], "float64"),
         ([True, 2], "int64"),
         ([float("nan"), -0.0, 3], "float64"),
@@ -288,8 +287,8 @@ def test_lists_are_kept_exactly(value, dtype):
         ("bfloat16", 257, "257 does not fit bfloat16"),
         ("float32[None]", [2, np.float64(0.1)], "found float64"),
         ("U5[None]", [1, "a"], "different types"),
-        ("U5", "ab\0", "NULs at its end"),
-        ("S5", b"ab\0", "NULs at its end"),
+        ("U5", "ab\0", "found a"),
+        ("S5", b"ab\0", "found a"),
     ],
 )
 def test_numbers_without_a_type_are_exact_or_refused(field, value, says):
@@ -310,5 +309,5 @@ class Table:
 
 @pytest.mark.parametrize("wrap", [lambda v: v, lambda v: [v]], ids=["value", "list"])
 def test_what_an_array_of_a_table_would_lack(wrap):
-    with pytest.raises(SchemaError, match=r"a Table is not an array; .*x\.to_numpy"):
+    with pytest.raises(SchemaError, match=r"a Table is not a value .*x\.to_numpy"):
         infer({"x": wrap(Table())})

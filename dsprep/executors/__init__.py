@@ -1,4 +1,4 @@
-"""Who does the tasks of a plan: this process, others on this machine, MPI ranks, or Dask workers.
+"""Workers for the tasks of a plan: this process, others on this machine, MPI ranks, or Dask.
 
 Work that is cut into independent tasks goes to a `concurrent.futures.Executor`; nobody but this
 package knows which. A task is a function of a module and one argument, both of which can be
@@ -156,7 +156,7 @@ def run(
 
 
 def _is_interrupted(error: BaseException) -> bool:
-    """Whether an interrupt ends this, perhaps one of who takes the results."""
+    """Return whether an interrupt ends this, perhaps one of who takes the results."""
     now: BaseException | None = error
     while now is not None and not isinstance(now, KeyboardInterrupt):
         now = now.__context__

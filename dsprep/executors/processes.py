@@ -25,7 +25,7 @@ from dsprep.errors import DsprepError, describe
 PR_SET_PDEATHSIG = 1
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""What a terminal and a batch system send to all processes; the first one sees to the others."""
+"""Signals of a terminal or a batch system to all processes; the first one sees to the others."""
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""Where files are: reading and writing ranges, listing, locking, replacing them at once."""
+"""Files and their places: reading and writing ranges, listing, locking, replacing them at once."""

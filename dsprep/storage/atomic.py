@@ -73,7 +73,7 @@ def make_own(path: Path) -> None:
 
 
 def is_own(path: Path) -> bool:
-    """Whether there is a directory of this user, whom file systems may number otherwise.
+    """Return whether there is a directory of this user, whom file systems may number otherwise.
 
     Raises
     ------

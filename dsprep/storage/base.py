@@ -1,4 +1,4 @@
-"""What a file of a dataset is to those who read it: ranges of bytes, a name, and an identity.
+"""A file of a dataset as its readers see it: ranges of bytes, a name, and an identity.
 
 `Handle` is one file, open. Formats, sidecars and the reader see nothing else of a file, so that
 they read from any place that has an implementation: `dsprep.storage.local`, copies, unpacked files.

@@ -79,7 +79,7 @@ def close(*fds: int) -> None:
 
 
 NEVER = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY)
-"""What a file system answers that does not have a call, whatever it is asked to do by it."""
+"""Errors of a file system that does not have a call, whatever it is asked to do by it."""
 
 
 def sync_directory(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Whether data are still those that were opened or described, at the cost of a status of each file.
+"""Identities of data, by which a change shows at the cost of a status of each file.
 
 Another size is a change, and the same size and time stamp is none. Another time stamp alone
 decides nothing: files are touched and copied, and some file systems move times of what has long
@@ -61,16 +61,16 @@ class Identity:
 
     @property
     def is_object(self) -> bool:
-        """Whether it is of one object, of which a read can name the version."""
+        """True if it is of one object, of which a read can name the version."""
         return bool(self.etag) and self.files == 1
 
     @classmethod
     def of(cls, path: Path, facts: Mapping[str, Any] | None = None) -> Self:
         """Return the identity of `path` with its sampled blocks; raises as `look`."""
-        seen = cls.look(path)
-        mtime_ns, blocks = (None, ENDS) if seen.etag else (seen.mtime_ns, BLOCKS)
-        sampled = sample(path, seen.nbytes, blocks)
-        return replace(seen, mtime_ns=mtime_ns, facts=facts or {}, sampled=sampled)
+        now = cls.look(path)
+        mtime_ns, blocks = (None, ENDS) if now.etag else (now.mtime_ns, BLOCKS)
+        sampled = sample(path, now.nbytes, blocks)
+        return replace(now, mtime_ns=mtime_ns, facts=facts or {}, sampled=sampled)
 
     @classmethod
     def look(cls, path: Path) -> Self:
@@ -147,7 +147,7 @@ class Identity:
         return None
 
     def is_exact(self, path: Path) -> bool:
-        """Whether `path` has this size and time stamp."""
+        """Return whether `path` has this size and time stamp."""
         now = Identity.look(path)
         return (now.nbytes, now.mtime_ns) == (self.nbytes, self.mtime_ns)
 

@@ -17,7 +17,7 @@ from dsprep.storage.ranges import close_quietly, fstat, named, pread_into, pread
 from dsprep.storage.scatter import Runs, fill, read_files
 
 OPENED = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-"""How files are opened: without O_NONBLOCK, opening a FIFO would wait for a writer."""
+"""Flags with which files are opened: without O_NONBLOCK, opening a FIFO would wait for a writer."""
 
 
 _ITSELF = OPENED | os.O_NOFOLLOW

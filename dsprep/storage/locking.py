@@ -17,7 +17,7 @@ from weakref import WeakSet
 from dsprep.storage.ranges import close_quietly, fstat, named, pwrite_all
 
 OWNER = ".owner"
-"""How the name of the file ends, after that of the lock, that is made exclusively."""
+"""The end of the name of the file that is made exclusively, after that of the lock."""
 
 _REFUSED = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC

@@ -1,4 +1,4 @@
-"""What is mounted where, as ``/proc`` tells it."""
+"""Mounted file systems, as ``/proc`` tells them."""
 
 from __future__ import annotations
 

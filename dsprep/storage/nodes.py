@@ -1,4 +1,4 @@
-"""What several nodes see of one file system: when another's work shows."""
+"""One file system on several nodes: the work of another one shows late."""
 
 from __future__ import annotations
 

@@ -296,24 +296,24 @@ def scan(directory: str | Path) -> Iterator[DirectoryEntry]:
 
 @dataclass(frozen=True)
 class StoreEntry:
-    """What is in a directory of a store, as `os.DirEntry` has it."""
+    """An entry of a directory in a store, as `os.DirEntry` has it."""
 
     name: str
     path: str
     status: os.stat_result
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a directory."""
+        """Return whether it is a directory."""
         del follow_symlinks
         return stat.S_ISDIR(self.status.st_mode)
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a file."""
+        """Return whether it is a file."""
         del follow_symlinks
         return stat.S_ISREG(self.status.st_mode)
 
     def is_symlink(self) -> bool:
-        """Whether it is a link: stores have none."""
+        """Return False: stores have no links."""
         return False
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:

@@ -118,7 +118,7 @@ def read_each(
 
     Returns what each was after that; None of those with which that does not work.
     """
-    found: list[os.stat_result | None] = []
+    statuses: list[os.stat_result | None] = []
     for path, a, b in zip(paths, begins, ends, strict=True):  # the less of Python here the better
         facts = None
         try:
@@ -132,8 +132,8 @@ def read_each(
                 close_quietly(fd)
         except OSError:
             pass  # reading it alone says what is wrong
-        found.append(facts)
-    return found
+        statuses.append(facts)
+    return statuses
 
 
 def _again(call: Callable[..., Result], fd: int, argument: Any, offset: int) -> Result:

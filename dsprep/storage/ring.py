@@ -29,7 +29,7 @@ ENTRIES = 256
 """Requests in flight at most: more gained nothing on the drives that were measured."""
 
 READ, READV = 22, 1
-"""What is asked of the kernel: bytes to an address, or to a list of them."""
+"""Operations of the kernel: bytes to an address, or to a list of them."""
 
 _SETUP, _ENTER = 425, 426  # the same numbers on every architecture
 _GETEVENTS = 1

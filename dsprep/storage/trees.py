@@ -14,7 +14,7 @@ from pathlib import Path
 from dsprep.storage.paths import DirectoryEntry, StorePath, as_path, open_file, scan, status_of
 
 HIDDEN = (".nfs", ".fuse_hidden")
-"""How names begin under which clients of NFS and FUSE keep removed files that are still open."""
+"""The beginnings of names of removed files that are still open, on clients of NFS and FUSE."""
 
 
 def remove(path: Path) -> bool:
@@ -35,7 +35,7 @@ SOON = 1.0
 
 
 def soon(is_removed: Callable[[], bool]) -> bool:
-    """Whether what cannot be removed yet is gone; waits a moment for files of this process.
+    """Return whether something is gone, perhaps after a moment for files of this process.
 
     Clients over FUSE may tell their server that a file was closed when `close` has long returned.
     """
@@ -74,10 +74,10 @@ def is_gone(remove: Callable[[], None]) -> bool:
 
 
 SIDECARS = (".dsprep.json", ".dsprep.bin")
-"""How the names end of files that are beside datasets, and no part of them."""
+"""The ends of names of files that are beside datasets, and not part of them."""
 
 WORKING = ".dsprep-partial"
-"""How the names end of directories in which datasets are made."""
+"""The end of names of directories in which datasets are made."""
 
 
 def data_files(path: Path) -> Iterator[Path]:

@@ -35,7 +35,7 @@ from dsprep.writing.run import run_job
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions:
-    """What a conversion makes.
+    """The output of a conversion.
 
     Attributes
     ----------

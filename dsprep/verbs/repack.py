@@ -90,7 +90,7 @@ class RepackPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class RepackReport:
-    """What a repack did.
+    """The result of a repack.
 
     Attributes
     ----------
@@ -110,7 +110,7 @@ class RepackReport:
 
 @dataclass(frozen=True, kw_only=True)
 class RepackOptions:
-    """What a repack makes; see `repack`.
+    """The outputs of a repack; see `repack`.
 
     Attributes
     ----------
@@ -151,7 +151,7 @@ class RepackOptions:
 
 
 class WriteArguments(TypedDict, total=False):
-    """What `repack` and `write` make, and how, where that is given by name: for `typing.Unpack`."""
+    """Options of `repack` and `write` that are given by name: for `typing.Unpack`."""
 
     to: str | None
     buffer_size: str | int

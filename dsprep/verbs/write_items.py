@@ -36,7 +36,7 @@ from dsprep.writing.tasks import begin_attempts
 
 @dataclass(frozen=True, kw_only=True)
 class ItemsReport(Report):
-    """What was written of items.
+    """The result of writing what a function makes of items.
 
     Attributes
     ----------

@@ -44,7 +44,8 @@ MOST = 1 << 31
 _POSITION = np.dtype(np.uint32)
 
 _Column: TypeAlias = tuple[Ints, Array, Ints | None]
-"""Where samples begin, in bytes, as they are stored; their memory; where each goes, None: so."""
+"""The beginnings of samples, in bytes, as they are stored; their memory; their destinations there,
+None: in this order."""
 
 
 def index_nbytes(buckets: int) -> int:
@@ -78,7 +79,7 @@ def write_runs(
         small = bucket.astype(np.uint16) if buckets <= 1 << 16 else bucket  # sorted faster
         sequence = np.argsort(small, kind="stable")
         edges = offsets_of(np.bincount(bucket, minlength=buckets))
-        held, numbers, iovecs, offsets = [], [], [], np.full(buckets + 1, end)
+        memories, numbers, iovecs, offsets = [], [], [], np.full(buckets + 1, end)
         for i, column in enumerate(_columns(schema, batch, position.astype(_POSITION))):
             memory, ends, addresses = _sorted(column, sequence, arena, f"run.{i}")
             offsets += ends[edges]
@@ -88,7 +89,7 @@ def write_runs(
                 numbers.append(np.arange(buckets, dtype=small.dtype))
             else:
                 numbers.append(small[sequence])
-            held.append(memory)
+            memories.append(memory)
             iovecs.append(np.stack([addresses, np.diff(ends)], axis=1))
         iovec = np.concatenate(iovecs)[np.argsort(np.concatenate(numbers), kind="stable")]
         drain(file.fileno(), end, np.ascontiguousarray(iovec[iovec[:, 1] > 0]), file.name)

@@ -1,4 +1,4 @@
-"""How many samples a group has: what one I/O buffer holds. Decisions only, nothing is read.
+"""The number of samples in a group, which one I/O buffer holds. Decisions only, nothing is read.
 
 ``--buffer-size`` is a number of samples (``128``), of bytes (``256MiB``) or ``auto``. Larger groups
 mean fewer and longer reads, but more memory, fewer groups to deal to ranks, and less randomness

@@ -48,7 +48,7 @@ WORKERS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a conversion will do; deciding is over, nothing has been written.
+    """An output that is decided; deciding is over, nothing has been written.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ class Job:
 
     @property
     def grouped(self) -> bool:
-        """Whether it is written in groups."""
+        """True if it is written in groups."""
         return not self.shards[0].grouping.plain
 
     @property
@@ -128,7 +128,7 @@ class Job:
 
     @property
     def groups(self) -> int:
-        """How many groups there are."""
+        """The number of groups."""
         return sum(shard.grouping.count for shard in self.shards)
 
     @property
@@ -173,7 +173,7 @@ def job_of(
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a conversion did.
+    """The result of a conversion.
 
     Attributes
     ----------
@@ -214,7 +214,7 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How an output is made. Its bytes do not depend on it.
+    """The way in which an output is made. Its bytes do not depend on it.
 
     Attributes
     ----------

@@ -56,7 +56,7 @@ class Shard:
 
 
 def is_cut(samples_per_file: int | None, shard_nbytes: int | None) -> bool:
-    """Whether an output is cut into a directory of files; `UsageError` if it is in two ways."""
+    """Return whether an output is a directory of files; `UsageError` if it is cut in two ways."""
     if samples_per_file is not None and shard_nbytes is not None:
         raise UsageError("give either --samples-per-file or --shard-size")
     return samples_per_file is not None or shard_nbytes is not None

@@ -1,4 +1,4 @@
-"""What a run keeps in a store while it writes a dataset there, and what that says to others.
+"""The records that a run keeps in a store while it writes a dataset there, for others to see.
 
 Beside ``NAME`` there are, in ``.NAME.dsprep-partial/``:
 
@@ -38,7 +38,7 @@ MEANWHILE = "another process has begun to write it meanwhile"
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """Who makes a dataset in a store, from what.
+    """The process that makes a dataset in a store, and its job.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ def write_claim(target: StorePath, claim: Claim, version: str) -> str:
 
 
 def published(target: StorePath) -> bool:
-    """Whether a run has written all of it, and left its claim."""
+    """Return whether a run has written all of it, and left its claim."""
     claim, _ = read_claim(target)
     return claim is not None and bool(claim.sidecar) and claim.sidecar == sidecar_digest(target)
 
@@ -131,7 +131,7 @@ def check_target(target: StorePath, overwrite: bool) -> None:
 
 
 def exists(target: StorePath) -> bool:
-    """Whether an object has the name or is below, or there is a sidecar of it."""
+    """Return whether an object has the name or is below, or there is a sidecar of it."""
     for path in (target, as_object(spec.sidecar_path(target))):
         path.store.forget(path.key)
         if path.exists():

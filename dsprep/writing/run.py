@@ -55,8 +55,8 @@ def run_job(
     job: Job, options: RunOptions | None = None, progress: Progress | None = None
 ) -> Report:
     """Make the output of a job; see `make`. `progress`: called with (samples, bytes) so far."""
-    told = None if progress is None else lambda _, *done: progress(*done)
-    return make([job], options or RunOptions(), told)[0]
+    report = None if progress is None else lambda _, *done: progress(*done)
+    return make([job], options or RunOptions(), report)[0]
 
 
 def make(
@@ -105,8 +105,8 @@ def make(
                 lasting=job.source.repeatable,
             )
             stack.enter_context(staging)
-            told = None if progress is None else partial(progress, job)
-            outputs.append(make_in(staging, job, threads, run.executor, before, told))
+            report = None if progress is None else partial(progress, job)
+            outputs.append(make_in(staging, job, threads, run.executor, before, report))
         allow()
         return publish(outputs)
 

@@ -140,7 +140,7 @@ class BucketSource(Source):
     ) -> None:
         self.path, self.schema, self.reader = path, schema, reader
         self._samples, self._per_bucket, self._load = samples, per_bucket, load
-        self._held: dict[int, Future[Bucket]] = {}
+        self._loaded: dict[int, Future[Bucket]] = {}
         self._unserved: dict[int, int] = {}  # of these, the samples that have not been asked for
         self._last = -1  # the bucket that was asked for last
         self._lock = threading.Lock()
@@ -177,17 +177,17 @@ class BucketSource(Source):
         When all have been asked for, only those who read them hold it, unless it is the only one.
         """
         with self._lock:
-            if number not in self._held:
-                while len(self._held) > 1:
-                    del self._held[min(self._held)]
+            if number not in self._loaded:
+                while len(self._loaded) > 1:
+                    del self._loaded[min(self._loaded)]
                 self._begin(number)
-            bucket = self._held[number]
+            bucket = self._loaded[number]
             self._unserved[number] -= samples
             if self._unserved[number] <= 0 and self._per_bucket < self._samples:
-                del self._held[number]
+                del self._loaded[number]
             if 0 <= number - self._last <= 1:  # they are read in order
                 for ahead in range(number + 1, number + 3):
-                    if len(self._held) < 2:
+                    if len(self._loaded) < 2:
                         self._begin(ahead)
             self._last = number
         return bucket.result()
@@ -195,8 +195,8 @@ class BucketSource(Source):
     def _begin(self, number: int) -> None:
         """Begin to load a bucket."""
         left = self._samples - number * self._per_bucket
-        if left > 0 and number not in self._held:
-            self._held[number] = self._pool.submit(self._load, number)
+        if left > 0 and number not in self._loaded:
+            self._loaded[number] = self._pool.submit(self._load, number)
             self._unserved[number] = min(left, self._per_bucket)
 
     def storage(self) -> dict[str, FieldStorage]:
@@ -206,7 +206,7 @@ class BucketSource(Source):
     def close(self) -> None:
         """Let go of memory and files."""
         self._pool.shutdown(cancel_futures=True)
-        self._held.clear()
+        self._loaded.clear()
         if self.reader is not None:
             self.reader.close()
 

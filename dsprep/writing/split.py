@@ -1,4 +1,4 @@
-"""Which samples go to training, validation and test.
+"""The choice of samples for training, validation and test.
 
 A split is exact and repeatable: it depends on the seed and the samples alone. By default samples
 are dealt at random. With a field to group by, all samples with the same value of it (a patient, a
@@ -125,8 +125,8 @@ def assign(
             fix="group by another field, or ask for fewer splits",
         )
     split = _deal(members, [s for _, s in parts], seed)[labels]
-    wanted = [(i, name) for i, (name, _) in enumerate(parts) if only in (None, name)]
-    return {name: np.flatnonzero(split == i) for i, name in wanted}
+    chosen = [(i, name) for i, (name, _) in enumerate(parts) if only in (None, name)]
+    return {name: np.flatnonzero(split == i) for i, name in chosen}
 
 
 def _shares(count: int, shares: Sequence[float]) -> list[int]:

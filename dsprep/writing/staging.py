@@ -50,7 +50,7 @@ from dsprep.writing import remote
 from dsprep.writing.create_sidecar import Made
 
 START: Mapping[str, Any] = {"shard": 0, "samples": 0, "writer": None}
-"""What ``state.json`` has before the first sample."""
+"""The content of ``state.json`` before the first sample."""
 
 STATUS = "status of the source"
 """The key of a job that does not count by itself: if only it differs, a run starts over."""
@@ -206,15 +206,13 @@ class Staging:
             if differing:
                 check_target(self.target, self._overwrite)
                 self.notes += (STARTED_OVER,)
-            elif not state.get("complete") or self.is_published or self._is_made(state):
-                return state
+            else:
+                known = state.get("identity") if self.made.exists() else None
+                # What lies here may be what the complete output has replaced.
+                if self.is_published or known is None or _identity(self.made)[0] == known[0]:
+                    return state
         self._begin(job)
         return None
-
-    def _is_made(self, state: Mapping[str, Any]) -> bool:
-        """Whether what lies in the working directory is not what the complete output replaced."""
-        known = state.get("identity")
-        return known is None or not self.made.exists() or _identity(self.made)[0] == known[0]
 
     def _begin(self, job: Mapping[str, Any]) -> None:
         """Discard what is left of other runs, and record the job."""
@@ -351,7 +349,7 @@ def _check_contents(root: Path) -> None:
 
 
 def published(target: Path) -> bool:
-    """Whether a run has given its complete output the name `target`, and left the record of it."""
+    """Return whether a run has given its complete output the name `target`, and left its record."""
     if isinstance(target, StorePath):
         return remote.published(target)
     with suppress(OSError, DsprepError):
@@ -411,7 +409,7 @@ def check_target(target: Path, overwrite: bool) -> None:
 
 def _facts(job: Mapping[str, Any]) -> dict[str, Any]:
     """Return what two runs of a job have in common, each option by itself."""
-    found = {k: v for k, v in job.items() if k not in (COMMAND, "options", "recipe")}
+    facts = {k: v for k, v in job.items() if k not in (COMMAND, "options", "recipe")}
     for name in ("options", "recipe"):
-        found |= {flag(k): v for k, v in (job.get(name) or {}).items()}
-    return found
+        facts |= {flag(k): v for k, v in (job.get(name) or {}).items()}
+    return facts

@@ -41,7 +41,7 @@ TIMEOUT = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class Stripe:
-    """What groups are aligned to.
+    """The unit of storage to which groups are aligned.
 
     Attributes
     ----------

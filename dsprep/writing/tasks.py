@@ -57,12 +57,12 @@ class Task(ABC, Generic[R]):
 
     @property
     def made(self) -> Path:
-        """What it makes: it is there when it is complete."""
+        """The path that is there when it is complete."""
         return self.attempts.parent / self.name
 
     @property
     def subject(self) -> str:
-        """What it is about, for a person."""
+        """Its subject, for a person."""
         return self.name
 
     @abstractmethod

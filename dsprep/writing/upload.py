@@ -99,9 +99,9 @@ class UploadStaging(Staging):
             return None
         if name == "job.json":
             return dict(claim.job)
-        found = super()._load(name)
+        recorded = super()._load(name)
         if super()._load("job.json") == claim.job and self.data.is_dir():
-            return found or dict(START)
+            return recorded or dict(START)
         super()._begin(claim.job)  # what lies here is of another run
         return dict(START)
 

@@ -69,7 +69,7 @@ _FINAL = (
 
 @dataclass
 class Counters:
-    """What this process asked of object stores.
+    """The requests of this process to object stores.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class Version:
 
     @property
     def condition(self) -> dict[str, str]:
-        """What a request says so that it is answered of this version alone."""
+        """The condition of a request that is answered of this version alone."""
         # A weak ETag never matches (RFC 9110, section 13.1.1).
         return {} if not self.etag or self.etag.startswith("W/") else {"if_match": self.etag}
 

@@ -168,8 +168,8 @@ class Calls:
             with closing(run_tasks(executor, tasks, ahead)) as results:
                 for task, seconds in results:
                     self._add(read_part(task.made))
-                    wanted = len(task.items) * min(4.0, TASK_SECONDS / max(seconds, 1e-6))
-                    self._size = max(1, min(MOST_ITEMS, int(wanted)))
+                    size = len(task.items) * min(4.0, TASK_SECONDS / max(seconds, 1e-6))
+                    self._size = max(1, min(MOST_ITEMS, int(size)))
                     done += len(task.items)
                     tell(done, len(self._items))
         self._parts.sort(key=lambda part: part.start)

@@ -38,7 +38,7 @@ from dsprep.storage.local import LocalFile
 from dsprep.writing.samples.spool import BlockSource, pack, unpack
 
 LISTED = 1000
-"""How many failed items are kept with their reasons; of further ones only the number."""
+"""Failed items that are kept with their reasons, at most; of further ones only the number."""
 
 _NAME = re.compile(r"part-(\d+)-(\d+)")
 
@@ -63,7 +63,7 @@ class Failed(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What became of some consecutive items.
+    """Some consecutive items that are done.
 
     Attributes
     ----------
@@ -180,7 +180,7 @@ class PartsSource(BlockSource):
         self._starts = np.cumsum([0, *(part.samples for part in self._parts)])
         rows = [(i, *block) for i, part in enumerate(self._parts) for block in part.blocks]
         self._blocks = np.array(rows, np.int64).reshape(-1, 5)
-        self.firsts = offsets_of(self._blocks[:, 1])
+        self.firsts = offsets_of(self._blocks[:, 1]).tolist()
         self._ragged = [f for f in schema if f.ragged]
 
     @override

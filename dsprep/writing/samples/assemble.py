@@ -143,7 +143,7 @@ class Assembler:
         self._count = at + 1
 
     def takes(self, columns: Mapping[str, Any]) -> bool:
-        """Whether columns are arrays of the fields, none of which is ragged."""
+        """Return whether columns are arrays of the fields, none of which is ragged."""
         return (
             not self.ragged
             and columns.keys() == self._names

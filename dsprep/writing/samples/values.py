@@ -210,54 +210,19 @@ def _field_of(name: str, value: Any, where: str) -> Field:
 
 
 def as_array(value: Any, where: str) -> Array:
-    """Return what numpy makes of a value.
+    """Return the array that numpy makes of a value.
 
     Raises
     ------
     SchemaError
         If it is not an array, not numbers, or has values that are masked or that numpy would round.
     """
-    if isinstance(value, list | tuple):
-        return _array_of_list(value, where)
-    known = isinstance(value, (np.ndarray, np.generic, memoryview, *_NUMBERS))
-    if not known and not any(hasattr(value, n) for n in ("__array__", "__array_interface__")):
-        raise SchemaError(
-            f"{_kind(value)} is not a value that is written",
-            where=where,
-            expected="an array, a number, bytes, str, or a list of rows",
-            fix="flatten what is nested: one field for each value"
-            if isinstance(value, Mapping)
-            else None,
-        )
-    if isinstance(value, np.ma.MaskedArray):
-        raise SchemaError("masks are not written", where=where, fix="fill it: x.filled(VALUE)")
-    if not known and hasattr(value, "to_numpy"):  # tables: with nulls, and columns of many types
-        raise SchemaError(
-            f"{_kind(value)} is not an array", where=where, fix="give what is meant: x.to_numpy()"
-        )
-    return _made_array(value, where)
-
-
-def _made_array(value: Any, where: str, dtype: DType | None = None) -> Array:
-    try:
-        array = np.asarray(value, dtype)
-    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise SchemaError(
-            f"{_kind(value)} cannot be made an array: {error}",
-            where=where,
-            expected="rows of one shape" if isinstance(value, list | tuple) else None,
-        ) from error
-    if array.dtype.hasobject:
-        raise SchemaError(
-            f"{show_value(value)} has no fixed-width dtype", where=where, found=f"{array.dtype}"
-        )
-    return array
-
-
-def _array_of_list(rows: list[Any] | tuple[Any, ...], where: str) -> Array:
-    """Return the array of a list of Python's numbers, or of text, or of arrays of one dtype."""
-    leaves, kinds = _leaves(rows)
-    if not (kinds <= {*_NUMBERS} or kinds in ({str}, {bytes})):
+    is_list = isinstance(value, list | tuple)
+    leaves, kinds = _leaves(value) if is_list else ([value], {type(value)})
+    is_python = kinds <= {*_NUMBERS} or kinds in ({str}, {bytes})
+    if not is_list:
+        _check_kind(value, where)
+    elif not is_python:
         types = {
             type(leaf).__name__
             if type(leaf) in (str, bytes)
@@ -271,11 +236,19 @@ def _array_of_list(rows: list[Any] | tuple[Any, ...], where: str) -> Array:
                 found=_list(sorted(types)),
                 fix="give all of them the same: numpy.asarray(x, DTYPE)",
             )
-        return _made_array(rows, where)
-    small = kinds == {int} and 0 <= min(leaves) <= max(leaves) < 1 << 64
-    large = small and max(leaves) >= 1 << 63  # numpy makes floats of some of them
-    array = _made_array(rows, where, np.dtype(np.uint64) if large else None)
-    if array.dtype.kind not in "biu" and kinds not in ({float}, {complex}):
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise SchemaError(
+            f"{_kind(value)} cannot be made an array: {error}",
+            where=where,
+            expected="rows of one shape" if is_list else None,
+        ) from error
+    if array.dtype.hasobject:
+        raise SchemaError(
+            f"{show_value(value)} has no fixed-width dtype", where=where, found=f"{array.dtype}"
+        )
+    if is_list and is_python and array.dtype.kind not in "biu":
         for leaf, kept in zip(leaves, array.reshape(-1).tolist(), strict=True):
             if leaf == leaf and leaf != kept:
                 raise SchemaError(
@@ -284,6 +257,27 @@ def _array_of_list(rows: list[Any] | tuple[Any, ...], where: str) -> Array:
                     fix="give an array, or a field for each type",
                 )
     return array
+
+
+def _check_kind(value: Any, where: str) -> None:
+    """Raise `SchemaError` if a value is not what numpy makes a whole array of."""
+    is_known = isinstance(value, (np.ndarray, np.generic, memoryview, *_NUMBERS))
+    fix = None
+    if isinstance(value, np.ma.MaskedArray):
+        is_known, fix = False, "fill it: x.filled(VALUE)"
+    elif isinstance(value, Mapping):
+        fix = "flatten what is nested: one field for each value"
+    elif not is_known and hasattr(value, "to_numpy"):  # tables: with nulls, and of many types
+        fix = "give what is meant: x.to_numpy()"
+    else:
+        is_known |= hasattr(value, "__array__") or hasattr(value, "__array_interface__")
+    if not is_known:
+        raise SchemaError(
+            f"{_kind(value)} is not a value that is written",
+            where=where,
+            expected="an array, a number, bytes, str, or a list of rows",
+            fix=fix,
+        )
 
 
 def _leaves(value: Any) -> tuple[list[Any], set[type]]:
@@ -300,7 +294,7 @@ def _leaves(value: Any) -> tuple[list[Any], set[type]]:
 
 
 def _is_bytes(value: Any) -> bool:
-    """Whether a value is bytes, and not numbers of more of them."""
+    """Return whether a value is bytes, and not numbers of more of them."""
     if isinstance(value, memoryview):
         try:
             return value.ndim == 1 and value.format in ("B", "b", "c")
@@ -336,21 +330,11 @@ def checked(value: Any, field: Field, number: object) -> Array | bytes:
             return value.tobytes()
         raise _wrong(where, field, value)
     if isinstance(value, str) or _is_bytes(value):
-        value = _text_array(value, field, where)
+        text = value if isinstance(value, str) else bytes(value)
+        value = np.asarray(text)
+        if value.dtype.kind != field.dtype.kind or value[()] != text:  # it ends with NULs
+            raise _wrong(where, field, text)
     return _fitting(value, field, where)
-
-
-def _text_array(value: Any, field: Field, where: str) -> Array:
-    """Return text or bytes as an array of a field of fixed width."""
-    value = value if isinstance(value, str) else bytes(value)
-    array = np.asarray(value)
-    if array.dtype.kind != field.dtype.kind:
-        raise _wrong(where, field, value)
-    if array[()] != value:
-        raise SchemaError(
-            "the NULs at its end would be lost", where=where, expected=show_dtype(field.dtype)
-        )
-    return array
 
 
 def _fitting(value: Any, field: Field, where: str) -> Array:
