@@ -289,7 +289,7 @@ def test_a_plan_is_that_of_the_model(grouped):
     assert waits["group-db"] == pytest.approx(4 * read - 3 * beside + taking)
     later = found["ways"]["group-db"]["later_seconds"]
     assert later == pytest.approx(4 * (read - beside) + taking)
-    assert "-c 1 " not in found["stripes"]["command"]
+    assert "-c 1 " not in found["stripes"]
     saved = 32 * (0.002 + 1e5 / w) - 4 * (read - beside)
     assert found["repack"]["epochs"] == pytest.approx(2 * 25.6e6 / (8 * w) / saved)
     assert [note.partition(" was ")[0] for note in found["notes"]] == [

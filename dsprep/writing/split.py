@@ -125,8 +125,8 @@ def assign(
             fix="group by another field, or ask for fewer splits",
         )
     split = _deal(members, [s for _, s in parts], seed)[labels]
-    chosen = [(i, name) for i, (name, _) in enumerate(parts) if only in (None, name)]
-    return {name: np.flatnonzero(split == i) for i, name in chosen}
+    numbered = [(i, name) for i, (name, _) in enumerate(parts) if only in (None, name)]
+    return {name: np.flatnonzero(split == i) for i, name in numbered}
 
 
 def _shares(count: int, shares: Sequence[float]) -> list[int]:
