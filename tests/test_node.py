@@ -153,7 +153,7 @@ def test_batches_stay_while_they_are_held_and_memory_is_used_again(ranks):
     reader = node_ranks.make(1)
     for batch in reader:
         del batch
-    assert len(reader._node.link._memories) == 1
+    assert len(reader._running._source.memories) == 1
     assert Path("/proc/self/maps").read_text().count("memfd:dsprep") == 2  # here and there
     reader.set_epoch(0)
     kept = list(epochs(reader, 3))  # far more than there are buffers

@@ -213,7 +213,7 @@ class Reader(ReaderOptions):
         if self.readers_per_node is not None:
             task = ReadTask(self._filler, self._order, self._settings)
             self._node = join(self.rank_info, self.readers_per_node, task)
-            if self._node is not None:  # also where nobody closes this
+            if isinstance(self._node, Service):  # also where nobody closes this
                 weakref.finalize(self, self._node.close)
 
     def _opened(self) -> Sidecar:
@@ -557,7 +557,7 @@ class Reader(ReaderOptions):
         if self._running is not None:
             self._end_loop(self._running)
         self._stop()
-        if self._node is not None:
+        if isinstance(self._node, Service):
             self._node.close()
         if self._cache is not None:
             self._cache.close()

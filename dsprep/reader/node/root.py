@@ -3,16 +3,14 @@
 ::
 
     client                                   root
-    its rank ------------------------------>
+    its rank, where its loop begins -------> a pipeline, which begins to read
           <--------------------------------- welcome
-    ask start: loop, epoch, step ----------> a pipeline, which begins to read
-    ask batch: which are no more ----------> their memory is free
+    which batches are no more -------------> their memory is free
           <------------- memory (each once), the batch: where it is in memory, what was read
-    ask stop ------------------------------> the pipeline ends, its memory stays for the next loop
-          <--------------------------------- the error that ended the loop
+          <--------------------------------- the error that ended the loop, or that it is over
           <--------------------------------- bye: the Reader here is closed
 
-A client that is gone is noticed by the end of its connection; its pipeline ends then.
+A loop that ends is noticed by the end of its connection; its pipeline ends then.
 """
 
 from __future__ import annotations
@@ -23,10 +21,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from multiprocessing.util import Finalize
-from typing import Any
 
 import numpy as np
 
@@ -152,57 +150,28 @@ class _Server:
 
 
 class _Session:
-    """One client: a thread that answers it."""
+    """One loop of a client: a thread that answers it."""
 
     def __init__(self, server: _Server, sock: socket.socket) -> None:
         self._server, self._sock = server, sock
         self.service: Service | None = None
-        self._rank = self._loop = -1
-        self._lent: dict[int, object] = {}  # by the number of a batch, what it is in
-        self._sent = 0
-        self._ledger = Ledger()
         self._steps: Steps | None = None
-        self._batches: Iterator[tuple[EpochSegment, int, Batch]] = iter(())
-        self._shared = wire.Shared()
-        self._pools: Pools | None = None
-        self._extra = Pool(1, AHEAD + 3, self._shared.allocate)
         self._thread = threading.Thread(target=self._run, name="dsprep-client", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            if self._greet():
-                while (received := wire.receive(self._sock)) is not None:
-                    self._answer(received[0])
+            self._serve()
+            while wire.receive(self._sock) is not None:
+                continue  # or the client would not get the last message
         except (OSError, ValueError, KeyError, TypeError):  # the client is gone, or is not a client
             return
         finally:
-            self._end_loop()
-            self._lent.clear()
-            self._pools, self._extra = None, Pool(1, 0)
-            self._shared.close()
             self._sock.close()
 
     def alive(self) -> bool:
         """Whether it has not ended."""
         return self._thread.is_alive()
-
-    def _greet(self) -> bool:
-        """Learn the rank of the client; return whether there is a Reader for it."""
-        if not wire.same_user(self._sock):
-            return False
-        self._sock.settimeout(GREETING_SECONDS)
-        received = wire.receive(self._sock)
-        if received is None:
-            return False
-        self._sock.settimeout(None)
-        self._rank = int(received[0]["rank"])
-        with _lock:
-            if not self._server.services:  # it ends just now
-                return False
-            self.service = self._server.services[-1]
-        wire.send(self._sock, {"welcome": True})
-        return True
 
     def bid_farewell(self) -> None:
         """Have the client read for itself, and end."""
@@ -219,97 +188,101 @@ class _Session:
         if self._thread is not threading.current_thread():
             self._thread.join(CLOSE_SECONDS)
 
-    # --- loops -------------------------------------------------------------------------------
-
-    def _answer(self, request: Mapping[str, Any]) -> None:
-        for number in request["done"]:
-            self._lent.pop(number, None)
-        if request["ask"] == "start":
-            self._start(request["loop"], request["start"])
-        elif request["loop"] == self._loop and self._steps is not None:
-            if request["ask"] == "batch":
-                self._deliver(self._steps)
-            else:
-                self._end_loop()
-
-    def _start(self, loop: int, start: Mapping[str, Any]) -> None:
-        self._end_loop()
-        assert self.service is not None
-        task = self.service.task
-        settings = replace(task.settings, allocate=self._shared.allocate)
-        if self._pools is None:
-            self._pools = Pools(task.filler, settings, AHEAD)
+    def _serve(self) -> None:
+        """Read what the client asks for."""
+        if not wire.same_user(self._sock):
+            return
+        self._sock.settimeout(GREETING_SECONDS)
+        received = wire.receive(self._sock)
+        self._sock.settimeout(None)
+        with _lock:
+            if received is None or not self._server.services:  # gone, or it ends just now
+                return
+            self.service = self._server.services[-1]
+        task, start = self.service.task, received[0]["start"]
         stages = tuple(ResumePoint(**each) for each in start["stages"])
         own = {"stages": stages, "which": start["which"] and Pass(**start["which"])}
-        legs = task.order.legs(self._rank, Start(**{**start, **own}))
-        self._loop, self._ledger = loop, Ledger()
-        pipeline = Pipeline(task.filler, legs, settings, self._pools, self._ledger)
-        self._steps = Steps(pipeline, legs, self._ledger)
-        self._batches = _all_batches(self._steps)
-
-    def _end_loop(self) -> None:
-        if self._steps is not None:
-            self._steps.close()
-        self._steps, self._batches = None, iter(())
-
-    def _deliver(self, steps: Steps) -> None:
-        """Send the next batch, that there is none, or why it cannot be read."""
+        legs = task.order.legs(int(received[0]["rank"]), Start(**{**start, **own}))
+        wire.send(self._sock, {"welcome": True})
+        shared, ledger = wire.Shared(), Ledger()
+        settings = replace(task.settings, allocate=shared.allocate)
+        pools = Pools(task.filler, settings, AHEAD)
+        steps = Steps(Pipeline(task.filler, legs, settings, pools, ledger), legs, ledger)
+        self._steps = steps
         try:
-            next_batch = next(self._batches, None)
-        except BaseException as error:
-            self._end_loop()
-            text = str(error) if isinstance(error, DsprepError) else describe(error)
-            facts = {"error": text[: wire.LARGEST // 16], "sample": getattr(error, "sample", -1)}
-            wire.send(self._sock, {"loop": self._loop, **facts})
-            return
-        if next_batch is None:
-            self._end_loop()  # waits for what is still to be counted
-            wire.send(self._sock, {"loop": self._loop, "read": self._read()})
-            return
-        leg, step, batch = next_batch
-        arrays: list[Array] = []
-        for column in batch.values():
-            arrays += (column.values, column.offsets) if isinstance(column, Ragged) else (column,)
-        offsets, lease = self._placed(arrays)
-        number, self._sent = self._sent, self._sent + 1
-        self._lent[number] = (arrays, lease)
-        where = [(*offset, len(array)) for array, offset in zip(arrays, offsets, strict=True)]
-        alive = self._shared.hand_over(self._sock)
-        facts = {"batch": number, "epoch": leg.number, "step": step, "where": where}
-        message = {"loop": self._loop, **facts, "alive": alive, "read": self._read()}
-        wire.send(self._sock, message)
+            self._answer(steps, ledger, shared)
+        finally:
+            steps.close()
+            self._steps = None
 
-    def _read(self) -> list[tuple[int, dict[str, float]]]:
-        """Return what was read since the last call, by epoch."""
-        stats = self._ledger.take()
-        return [(each.epoch, {name: getattr(each, name) for name in READ}) for each in stats]
+    def _answer(self, steps: Steps, ledger: Ledger, shared: wire.Shared) -> None:
+        """Send batch after batch, that there is no other, or why one cannot be read."""
 
-    def _placed(self, arrays: list[Array]) -> tuple[list[tuple[int, int]], Bytes | None]:
-        """Return where arrays are in shared memory, into which those that are not are copied.
+        def every() -> Iterator[tuple[EpochSegment, int, Batch]]:
+            while steps.leg is not None:
+                yield from steps.batches()
 
-        That is the number of the memory and the first byte in it of each array, (-1, 0) if it is
-        empty; and what copies are in.
-        """
-        offsets = self._shared.find(arrays)
-        private = [i for i, p in enumerate(offsets) if p is None and arrays[i].nbytes]
-        memory, at = None, 0
-        if private:
-            sizes = [-(-arrays[i].nbytes // 64) * 64 for i in private]
-            _, memory = self._extra.take(sum(sizes), lambda: True)
-            for i, nbytes in zip(private, sizes, strict=True):
-                array = np.ascontiguousarray(arrays[i])
-                to = memory[at : at + array.nbytes]
-                to[:] = array.reshape(-1).view(np.uint8)
-                arrays[i] = to.view(array.dtype).reshape(array.shape)
-                at += nbytes
-            offsets = self._shared.find(arrays)
-        known = zip(arrays, offsets, strict=True)
-        return [p if array.nbytes and p is not None else (-1, 0) for array, p in known], memory
+        batches, extra = every(), Pool(1, AHEAD + 3, shared.allocate)
+        lent: dict[int, object] = {}  # by the number of a batch, what it is in
+        for number in count():
+            if (received := wire.receive(self._sock)) is None:
+                return
+            for done in received[0]["done"]:
+                lent.pop(done, None)
+            try:
+                next_batch = next(batches, None)
+            except BaseException as error:
+                text = str(error) if isinstance(error, DsprepError) else describe(error)
+                facts = {"error": text[: wire.LARGEST // 16]}
+                wire.send(self._sock, {**facts, "sample": getattr(error, "sample", -1)})
+                return
+            if next_batch is None:
+                steps.close()  # waits for what is still to be counted
+                wire.send(self._sock, {"read": _read(ledger)})
+                return
+            leg, step, batch = next_batch
+            parts = [
+                (c.values, c.offsets) if isinstance(c, Ragged) else (c,) for c in batch.values()
+            ]
+            arrays: list[Array] = [array for part in parts for array in part]
+            offsets, lease = _placed(arrays, shared, extra)
+            if any(memory >= 0 for memory, _ in offsets):
+                lent[number] = (arrays, lease)
+            where = [(*offset, len(array)) for array, offset in zip(arrays, offsets, strict=True)]
+            message = {"batch": number, "epoch": leg.number, "step": step, "where": where}
+            alive = shared.hand_over(self._sock)
+            wire.send(self._sock, {**message, "alive": alive, "read": _read(ledger)})
+            del next_batch, batch, parts, arrays, lease
 
 
-def _all_batches(steps: Steps) -> Iterator[tuple[EpochSegment, int, Batch]]:
-    while steps.leg is not None:
-        yield from steps.batches()
+def _read(ledger: Ledger) -> list[tuple[int, dict[str, float]]]:
+    """Return what was read since the last call, by epoch."""
+    return [(s.epoch, {name: getattr(s, name) for name in READ}) for s in ledger.take()]
+
+
+def _placed(
+    arrays: list[Array], shared: wire.Shared, extra: Pool
+) -> tuple[list[tuple[int, int]], Bytes | None]:
+    """Return where arrays are in shared memory, into which those that are not are copied.
+
+    That is the number of the memory and the first byte in it of each array, (-1, 0) if it is
+    empty; and what copies are in.
+    """
+    offsets = shared.find(arrays)
+    private = [i for i, p in enumerate(offsets) if p is None and arrays[i].nbytes]
+    memory, at = None, 0
+    if private:
+        sizes = [-(-arrays[i].nbytes // 64) * 64 for i in private]
+        _, memory = extra.take(sum(sizes), lambda: True)
+        for i, nbytes in zip(private, sizes, strict=True):
+            array = np.ascontiguousarray(arrays[i])
+            to = memory[at : at + array.nbytes]
+            to[:] = array.reshape(-1).view(np.uint8)
+            arrays[i] = to.view(array.dtype).reshape(array.shape)
+            at += nbytes
+        offsets = shared.find(arrays)
+    known = zip(arrays, offsets, strict=True)
+    return [p if array.nbytes and p is not None else (-1, 0) for array, p in known], memory
 
 
 _lock = threading.RLock()

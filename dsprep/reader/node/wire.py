@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.cache.copies import Descriptor
 from dsprep.core.packing import digest
 from dsprep.core.schema import Array
 from dsprep.reader.memory import in_huge_pages
@@ -117,48 +118,34 @@ class Shared:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._count = threading.Lock(), 0
         self._made: dict[int, tuple[weakref.ref[mmap.mmap], int, int]] = {}  # address, bytes
-        self._new: dict[int, int] = {}  # files of memory that was not handed over yet
-        self._count = 0
-        self._closed = False
+        self._new: dict[int, Descriptor] = {}  # files of memory that was not handed over yet
 
     def allocate(self, nbytes: int) -> mmap.mmap:
         """Return memory of `nbytes` bytes; see `dsprep.reader.memory.Allocate`."""
-        fd = os.memfd_create("dsprep", os.MFD_CLOEXEC)
-        try:
-            truncate(fd, nbytes)
-            memory = map_shared(fd, nbytes)
-        except BaseException:
-            os.close(fd)
-            raise
+        file = Descriptor(os.memfd_create("dsprep", os.MFD_CLOEXEC))
+        truncate(file.fd, nbytes)
+        memory = map_shared(file.fd, nbytes)
         start = int(np.frombuffer(memory, np.uint8, 1).ctypes.data)
         with self._lock:
             self._made[self._count] = weakref.ref(memory), start, nbytes
-            self._new[self._count] = fd
+            self._new[self._count] = file
             self._count += 1
-            if self._closed:
-                self._close_new(list(self._new))
         return memory
 
     def _alive(self) -> list[int]:
-        dead = [i for i, (memory, _, _) in self._made.items() if memory() is None]
-        for i in dead:
-            del self._made[i]
-        self._close_new([i for i in dead if i in self._new])
+        self._made = {i: each for i, each in self._made.items() if each[0]() is not None}
+        self._new = {i: file for i, file in self._new.items() if i in self._made}
         return list(self._made)
-
-    def _close_new(self, numbers: Sequence[int]) -> None:
-        for i in numbers:
-            os.close(self._new.pop(i))
 
     def hand_over(self, sock: socket.socket) -> list[int]:
         """Send all memory that the other process does not have; return the numbers of all."""
         with self._lock:
             alive = self._alive()
-            for i in list(self._new):
-                send(sock, {"memory": i, "nbytes": self._made[i][2]}, fd=self._new[i])
-                self._close_new([i])
+            for i, file in self._new.items():
+                send(sock, {"memory": i, "nbytes": self._made[i][2]}, fd=file.fd)
+            self._new = {}
             return alive
 
     def find(self, arrays: Sequence[Array]) -> list[tuple[int, int] | None]:
@@ -173,9 +160,3 @@ class Shared:
             inside = k >= 0 and at + array.nbytes <= starts[k] + made[k][2]
             offsets.append((made[k][1], at - starts[k]) if inside else None)
         return offsets
-
-    def close(self) -> None:
-        """Close the files of what was not handed over."""
-        with self._lock:
-            self._closed = True
-            self._close_new(list(self._new))
