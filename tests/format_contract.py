@@ -21,6 +21,7 @@ from support import (
     check_layout,
     create,
     epochs,
+    forked,
     kill_at,
     random_batch,
     raw,
@@ -505,16 +506,12 @@ class FormatContract(SourceContract):
 
     def kill_after(self, fuse: int, make, run: RunOptions) -> None:
         """Make the output in a child that is killed at its step number `fuse`."""
-        child = os.fork()
-        if child:
-            os.waitpid(child, 0)
-            return
-        burning = kill_at(fuse)
-        try:
-            burning(transfer.ShardCopy, "_copy")
-            burning(staging.Staging, "save")
-            burning(staging.Staging, "publish")
-            burning(staging.Staging, "discard")
+
+        def work() -> None:
+            around = kill_at(fuse)
+            around(transfer.ShardCopy, "_copy")
+            for name in ("save", "publish", "discard"):
+                around(staging.Staging, name)
             make(run)
-        finally:
-            os._exit(0)
+
+        forked(work)

@@ -308,6 +308,19 @@ def flip_sampled(path: Path) -> None:
         at -= size
 
 
+def forked(work: Callable[[], Any]) -> int:
+    """Do something in a child of this process; return its exit code: 1 if it raised an error."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def kill_at(step: int) -> Callable[[Any, str], None]:
     """Return what has this process killed at a step: before or after a call of ``owner.name``."""
     left = [step]

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support import flip, kill_at, written
+from support import flip, forked, kill_at, written
 
 import dsprep
 from dsprep import formats
@@ -81,25 +81,16 @@ def burning(around, format):
     around(spec, "write")
 
 
-def killed(make, fuse, format, more=lambda around: None):
-    """Whether a child that makes the output was killed at step `fuse`, before its end.
+def killed(make, fuse, format):
+    """Whether a child that makes the output was killed at step `fuse`, before its end."""
 
-    `more` adds steps.
-    """
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            around = kill_at(fuse)
-            burning(around, format)
-            more(around)
-            make(1)
-            code = 0
-        finally:
-            os._exit(code)
-    status = os.waitpid(child, 0)[1]
-    assert status in (0, signal.SIGKILL)
-    return status != 0
+    def work():
+        burning(kill_at(fuse), format)
+        make(1)
+
+    code = forked(work)
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
 
 
 @pytest.mark.parametrize(("to", "schema", "options"), CASES)

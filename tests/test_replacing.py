@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import random_batch, written
+from support import forked, random_batch, written
 
 import dsprep
 from dsprep.core.schema import Field, Schema
@@ -72,20 +72,13 @@ def failing(fuse, mode):
 
 
 def attempt(convert, fuse=0, mode=""):
-    """Convert in a child; return 0, 1 for an error and 2 if it was killed."""
-    child = os.fork()
-    if child == 0:
-        code = 3
-        try:
-            failing(fuse, mode)
-            convert()
-            code = 0
-        except OSError:
-            code = 1
-        finally:
-            os._exit(code)
-    status = os.waitpid(child, 0)[1]
-    return 2 if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    """Convert in a child; return its exit code."""
+
+    def work():
+        failing(fuse, mode)
+        convert()
+
+    return forked(work)
 
 
 def content(target):

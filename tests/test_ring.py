@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import forked
 
 from dsprep.errors import FormatError
 from dsprep.storage import ring as module
@@ -208,15 +209,7 @@ def test_one_after_another_through_slots(data, file, ranges, depth, entries, sto
 @needs_ring
 def test_an_interrupt_leaves_nothing_in_flight():
     """Requests at a pipe stay in flight until someone writes: the exception waits for them."""
-    pid = os.fork()  # so that no interrupt can reach the other tests
-    if pid == 0:
-        code = 1
-        try:
-            interrupted_reads()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(pid, 0)[1] == 0
+    assert forked(interrupted_reads) == 0  # so that no interrupt can reach the other tests
 
 
 def interrupted_reads():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import signal
 import threading
 import tracemalloc
@@ -12,7 +11,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from oracles import READ, SUFFIX
-from support import assert_same_batch, kill_at, random_batch, schemas, take, written
+from support import assert_same_batch, forked, kill_at, random_batch, schemas, take, written
 
 import dsprep
 from dsprep.core.schema import Field, Schema
@@ -362,24 +361,22 @@ def test_a_spool_is_read_in_any_order(tmp_path, memory, spilled):
 
 def killed(step, target, samples):
     """Write samples in a process that is killed at a step."""
-    child = os.fork()
-    if not child:
-        try:
-            around = kill_at(step)
-            for name in ("save", "publish", "_put_sidecar", "discard"):
-                around(Staging, name)
-            around(run, "joined")
-            dsprep.write(target, samples)
-        finally:
-            os._exit(0)
-    return os.waitpid(child, 0)[1]
+
+    def work():
+        around = kill_at(step)
+        for name in ("save", "publish", "_put_sidecar", "discard"):
+            around(Staging, name)
+        around(run, "joined")
+        dsprep.write(target, samples)
+
+    return forked(work)
 
 
 @pytest.mark.parametrize(("step", "known"), [(1, False), (4, True), (7, False), (10, True)])
 def test_after_a_kill_the_same_call_starts_over(tmp_path, step, known):
     target = tmp_path / "out.h5"
     samples = [{"x": np.full(3, i)} for i in range(9)]
-    assert killed(step, target, samples if known else iter(samples)) == signal.SIGKILL
+    assert killed(step, target, samples if known else iter(samples)) == -signal.SIGKILL
     there = target.exists()
     if there:
         with dsprep.open(target) as source:
