@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import LARGEST, Array, Bytes, DType, decode_dtype, encode_dtype
-from dsprep.errors import FormatError, UnsupportedError
+from dsprep.errors import FormatError, UnsupportedError, require
 
 MAGIC = b"\x93NUMPY"
 
@@ -36,7 +36,7 @@ _FIRST = 4096
 
 @dataclass(frozen=True)
 class Header:
-    """What the header of an array states.
+    """The facts in the header of an array.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Header:
 
 
 def parse(read: Callable[[int], bytes], where: object) -> Header:
-    """Return what a header states.
+    """Return the facts in a header.
 
     Parameters
     ----------
@@ -74,35 +74,22 @@ def parse(read: Callable[[int], bytes], where: object) -> Header:
     FormatError
         If there is no header, or it is damaged or cut off.
     UnsupportedError
-        If the array holds Python objects or values without a width, or has more than `MAX_AXES`
-        axes; the message says what helps.
+        If the array holds Python objects or values without a width; the message names a remedy.
     """
     head = read(_FIRST)
-    if not head.startswith(MAGIC):
-        raise FormatError(
-            "this is not an array file of NumPy", where=where, expected=MAGIC, found=head[:6]
-        )
-    if len(head) < 12:
-        raise FormatError("the header is cut off", where=where, found=f"{len(head)} bytes")
-    version, width = (head[6], head[7]), 2 if head[6] == 1 else 4
-    if version not in ((1, 0), (2, 0), (3, 0)):
-        raise FormatError(
-            "the header is of an unknown version",
-            where=where,
-            expected="1.0, 2.0 or 3.0",
-            found=f"{version[0]}.{version[1]}",
-        )
+    width = 2 if head[6:7] == b"\1" else 4
     begin = 8 + width + int.from_bytes(head[8 : 8 + width], "little")
-    if begin > MAX_NBYTES:
-        raise FormatError(
-            "the header is too long", where=where, expected=f"<= {MAX_NBYTES}", found=begin
-        )
-    if begin > len(head):
+    if len(head) < begin <= MAX_NBYTES:
         head = read(begin)
-    if begin > len(head):
-        raise FormatError(
-            "the header is cut off", where=where, expected=f"{begin} bytes", found=len(head)
-        )
+    known = head[:8] in (MAGIC + b"\1\0", MAGIC + b"\2\0", MAGIC + b"\3\0")
+    require(
+        known and begin <= min(len(head), MAX_NBYTES),
+        FormatError,
+        "this is not an array file of NumPy of version 1, 2 or 3, or its header is cut off",
+        where=where,
+        expected=f"{MAGIC!r}, and a header of at most {MAX_NBYTES} bytes",
+        found=head[:12],
+    )
     return _header(head[:begin], where)
 
 
@@ -148,13 +135,10 @@ def _header(head: bytes, where: object) -> Header:
         )
     if dtype.itemsize == 0 or dtype.subdtype is not None:
         raise UnsupportedError(f"the values, of type {dtype}, have no width", where=where)
-    if len(shape) > MAX_AXES:
-        raise UnsupportedError(
-            "the array has too many axes", where=where, expected=f"<= {MAX_AXES}", found=len(shape)
-        )
     columns = fortran and sum(n > 1 for n in shape) > 1 and 0 not in shape
     header = Header(dtype, shape, len(head), columns)
-    if header.nbytes >= LARGEST or not all(0 <= n < LARGEST for n in shape):
+    good = len(shape) <= MAX_AXES and all(0 <= n < LARGEST for n in shape)
+    if not good or header.nbytes >= LARGEST:
         raise FormatError("no array has this shape", where=where, found=repr(shape)[:80])
     return header
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import zipfile
+import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,11 +16,11 @@ import numpy as np
 
 from dsprep.core.schema import DType
 from dsprep.errors import FormatError, UnsupportedError
-from dsprep.formats.npy import archive
 from dsprep.formats.npy_header import MAGIC, Header, check_size, parse
 from dsprep.formats.ragged import may_be_table
 from dsprep.formats.samples import is_file, listed, natural_key
 from dsprep.formats.splits import without_part
+from dsprep.formats.zip_members import begin, opened_zip
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, Column, Grid
 from dsprep.storage.base import Handle
@@ -33,6 +35,9 @@ since every sample is spread over all of it."""
 
 MAX_FIELDS = 256
 """Files of a directory from which on they are not taken for fields."""
+
+MAX_INFLATED = 1 << 30
+"""Bytes of the largest deflated member that is read: it is decoded as a whole."""
 
 _PLACEHOLDER = re.compile(r"\{[0-9]+\}")
 
@@ -53,6 +58,8 @@ class StoredArray:
         What is undone when it is read.
     columns
         Whether it is in Fortran order.
+    member
+        Begin, end and CRC-32 of the member of a ZIP file that has it as it is.
     """
 
     dtype: DType
@@ -62,6 +69,7 @@ class StoredArray:
     path: str = ""
     filters: tuple[Mapping[str, Any], ...] = ()
     columns: bool = False
+    member: tuple[int, int, int] | None = None
 
     @property
     def vlen(self) -> bool:
@@ -100,8 +108,6 @@ class Arrays:
         Those that are wanted, by name: in the order of members, in natural order of files.
     refused
         The errors for arrays that cannot be read, by name.
-    members
-        Of a ZIP file: those that are stored as they are, by field.
     notes
         What was left out, one clause each.
     """
@@ -110,7 +116,6 @@ class Arrays:
     names: list[str]
     arrays: dict[str, StoredArray] = field(default_factory=dict)
     refused: dict[str, UnsupportedError] = field(default_factory=dict)
-    members: dict[str, archive.Member] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -170,43 +175,62 @@ def of_archive(file: Handle, names: Collection[str]) -> Arrays:
     FormatError
         If it is damaged.
     """
-    members, lost = archive.members(file)
-    others = [m.name for m in members if not m.name.endswith(SUFFIX)]
-    every = [name_of(m.name) for m in members if m.name not in others]
-    arrays = Arrays("NumPy arrays in a ZIP file", every)
-    arrays.refused.update({name_of(name): error for name, error in lost.items()})
+    arrays, others = Arrays("NumPy arrays in a ZIP file", []), list[str]()
+    with opened_zip(file) as archive:
+        infos = [info for info in archive.NameToInfo.values() if not info.is_dir()]
+        for info in sorted(infos, key=lambda info: info.header_offset):
+            name = name_of(info.filename)
+            if not info.filename.endswith(SUFFIX):
+                others.append(name)
+                continue
+            arrays.names.append(name)
+            if names and name not in names and not may_be_table(name):
+                continue
+            try:
+                arrays.arrays[name] = _in_member(file, info)
+            except UnsupportedError as error:
+                arrays.refused[name] = error
     if others:
         arrays.notes.append(f"left out {listed(others)}: no arrays")
-    for member in members:
-        name = name_of(member.name)
-        if member.name in others or (names and name not in names and not may_be_table(name)):
-            continue
-        try:
-            arrays.arrays[name] = _in_member(file, member)
-        except UnsupportedError as error:
-            arrays.refused[name] = error
-        if not member.deflated:
-            arrays.members[name] = member
     return arrays
 
 
-def _in_member(file: Handle, member: archive.Member) -> StoredArray:
-    where = f"{file.path}, {member.name}"
-    header = parse(lambda nbytes: member.head(file, nbytes), where)
-    check_size(header, member.nbytes, where)
-    if header.begin + header.nbytes != member.nbytes:
-        raise FormatError(
-            "there are bytes behind the array",
-            where=where,
-            expected=f"{header.begin + header.nbytes} bytes",
-            found=member.nbytes,
+def _in_member(file: Handle, info: zipfile.ZipInfo) -> StoredArray:
+    where, stored = f"{file.path}, {info.filename}", info.compress_size
+    deflated, reason = info.compress_type == zipfile.ZIP_DEFLATED, ""
+    if info.flag_bits & 1:
+        reason = "is encrypted"
+    elif not deflated and info.compress_type != zipfile.ZIP_STORED:
+        reason = f"is compressed by method {info.compress_type}"
+    elif deflated and info.file_size > MAX_INFLATED:
+        reason = f"is deflated and has {info.file_size} bytes, more than {MAX_INFLATED}"
+    if reason:
+        raise UnsupportedError(
+            f"the ZIP member {reason}", where=where, fix=f"unpack it: unzip {file.path} -d DIR"
         )
-    _check_order(header, where, deflated=member.deflated)
-    if not member.deflated:
-        extent = member.offset + header.begin, header.nbytes
-        return StoredArray(header.dtype, header.shape, *extent, columns=header.columns)
-    filters = ({"id": "deflate", "crc32": member.crc32, "skip": header.begin},)
-    return StoredArray(header.dtype, header.shape, member.offset, member.stored, filters=filters)
+    offset = begin(file, info, where)
+
+    def head(nbytes: int) -> bytes:
+        data = file.pread(min(nbytes, stored), offset)
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, nbytes) if deflated else data
+
+    header = parse(head, where)
+    check_size(header, info.file_size, where)
+    nbytes, end = header.begin + header.nbytes, offset + stored
+    if nbytes != info.file_size or not (deflated or stored == nbytes) or end > file.nbytes:
+        raise FormatError(
+            "the ZIP member is not of the size of its array, or leaves the file",
+            where=where,
+            expected=f"{nbytes} bytes",
+            found=f"{info.file_size} bytes, {stored} from {offset} on of {file.nbytes}",
+        )
+    _check_order(header, where, deflated=deflated)
+    kind = header.dtype, header.shape
+    if deflated:
+        filters = ({"id": "deflate", "crc32": info.CRC, "skip": header.begin},)
+        return StoredArray(*kind, offset, stored, filters=filters)
+    extent, member = (offset + header.begin, header.nbytes), (offset, end, info.CRC)
+    return StoredArray(*kind, *extent, columns=header.columns, member=member)
 
 
 # --- directories -------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from dsprep.errors import AmbiguousError
 from dsprep.formats.choice import Choice, choose_fields
 from dsprep.formats.fields import missing_field
 from dsprep.formats.located import LocatedSource, Parsed
-from dsprep.formats.npy.archive import Member
 from dsprep.formats.npy.arrays import (
     SUFFIX,
     Arrays,
@@ -51,18 +50,17 @@ def open_numpy(path: Path, options: OpenOptions, hint: Schema | None) -> Located
         specs = tuple(_known(s, inside) for s in options.fields)
 
         def open_rows(name: str) -> StoredNumbers:
-            member = inside.members.get(name)
-            if member is not None and file is not None:
-                check(file, member)
+            if file is not None:
+                check(file, name, inside.arrays[name])
             return StoredNumbers(name, inside.arrays[name], opened, f"{path}, array {name}")
 
         _check(inside, specs, options, path)
         options = replace(options, fields=specs)
         choice = choose_fields(ArrayTree(inside.arrays, {"": ()}), open_rows, options, path)
         parsed = _parsed(choice, inside, hint)
-        if file is not None and inside.members:
-            values = (inside.members.get(values) for values, _ in choice.routes.values())
-            members = [m for m in values if m is not None and m.nbytes <= PROVED]
+        values = {name: inside.arrays[name] for name, _ in choice.routes.values()}
+        members = [(n, a) for n, a in values.items() if a.member and a.nbytes <= PROVED]
+        if file is not None and members:
             parsed = replace(parsed, prove=partial(_prove, file, members, threading.Lock()))
         return LocatedSource(path, parsed, options, opened, close)
     except BaseException:
@@ -89,13 +87,17 @@ def _arrays(
 
 
 def _prove(
-    file: Handle, members: list[Member], lock: threading.Lock, start: int, stop: int
+    file: Handle,
+    members: list[tuple[str, StoredArray]],
+    lock: threading.Lock,
+    start: int,
+    stop: int,
 ) -> None:
     """Compare stored members of a ZIP file with their CRC-32, once; see `PROVED`."""
     with lock:
         while members:
             file.check_same()
-            check(file, members[-1])
+            check(file, *members[-1])
             members.pop()
 
 

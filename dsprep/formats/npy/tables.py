@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import Array, Field, Schema
-from dsprep.formats.npy.archive import Member
 from dsprep.formats.npy.arrays import StoredArray
 from dsprep.layout.model import FileLayout
 from dsprep.reading.layout_reader import LayoutReader
@@ -34,8 +33,8 @@ class StoredNumbers:
         return rows[self._name]  # type: ignore[no-any-return]
 
 
-def check(file: Handle, member: Member) -> None:
-    """Compare a stored member of a ZIP file with its CRC-32."""
-    where = f"{file.path}, {member.name}"
-    computed = read_crc32(file, member.offset, member.offset + member.nbytes)
-    check_member(computed, member.crc32, where)
+def check(file: Handle, name: str, array: StoredArray) -> None:
+    """Compare the member of a ZIP file that has an array as it is with its CRC-32."""
+    if array.member is not None:
+        begin, end, crc32 = array.member
+        check_member(read_crc32(file, begin, end), crc32, f"{file.path}, {name}")
