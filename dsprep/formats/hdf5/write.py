@@ -95,8 +95,6 @@ class Hdf5Writer(RecordWriter):
             for i, part in enumerate(self._file.parts):
                 flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if new else 0)
                 self._spool[part.path] = os.open(self._folder / str(i), flags, 0o666)
-            if state is not None and "rows" not in state:  # as earlier versions spooled
-                raise FileNotFoundError(self._folder)
         except FileNotFoundError as error:
             self.close()
             raise TargetError(

@@ -131,7 +131,10 @@ class Tree:
             if at == len(self.levels):
                 return
             size, full = len(self.levels[at]), self.fanout - 1
-            sure = to_come >= self._leaves_of(at, 2)
+            leaves = 2  # at least so many are below the last two pages
+            for _ in range(at):
+                leaves = (leaves - 1) * full + 2
+            sure = to_come >= leaves
             if not (size == full and sure) and size != self.fanout + 1:
                 return
             self._close(at, full, branches)
@@ -153,12 +156,6 @@ class Tree:
         self.levels[level + 1].append((self.next_page, children[0][1]))
         branches.append((self.next_page, children))
         self.next_page += 1
-
-    def _leaves_of(self, level: int, pages: int) -> int:
-        """Return at least how many leaves the last `pages` pages of `level` have below them."""
-        for _ in range(level):
-            pages = (pages - 1) * (self.fanout - 1) + 2
-        return pages
 
     def database(self, entries: int) -> Database:
         """Return the record of the finished tree."""

@@ -19,20 +19,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dsprep.core.schema import (
-    Array,
-    Batch,
-    Bytes,
-    Field,
-    Ints,
-    Ragged,
-    Schema,
-)
-from dsprep.core.spans import move_spans, offsets_of
+from dsprep.core.schema import Array, Batch, Bytes, Column, Ints, Schema
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats.fields import ENCODED
 from dsprep.formats.stored_rows import RowSpans
 from dsprep.layout.model import Part
+from dsprep.reading.records import Taken, take_field
 
 MAX_VALUE = (1 << 32) - 1
 """LMDB's limit, in bytes."""
@@ -87,43 +79,34 @@ class Values:
 
         Raises `FormatError` if value i does not fit the schema; ``label(i)`` is its name.
         """
-        heads, sizes = self._heads(data, starts, lengths, label)
-        columns: Batch = {}
-        at = self.table
+        sizes = self._ragged_sizes(data, starts, lengths, label)
+        taken, parts, columns = Taken(data, starts, lengths), self.parts(), dict[str, Column]()
         for f in self.fixed:
-            columns[f.name] = _column(heads[:, at : at + f.row_nbytes], f)
-            at += f.row_nbytes
+            part = parts[f.name]
+            columns[f.name] = take_field(taken, f, part, part.at or 0, label)
         starts = starts + self.head
-        for f, length in zip(self.ragged, sizes, strict=True):
-            ends = offsets_of(length)
-            flat = np.empty(int(ends[-1]), np.uint8)
-            move_spans(data, starts, length, flat, ends[:-1])
-            starts = starts + length
-            rows = flat.view(f.dtype).reshape(-1, *f.inner)
-            columns[f.name] = Ragged.from_lengths(rows, length // f.row_nbytes, f.kind)
+        for f, each in zip(self.ragged, sizes, strict=True):
+            columns[f.name] = take_field(Taken(data, starts, each), f, Part(), 0, label)
+            starts = starts + each
         return {f.name: columns[f.name] for f in self.schema}
 
-    def _heads(
+    def _ragged_sizes(
         self, data: Bytes, starts: Ints, lengths: Ints, label: Callable[[int], str]
-    ) -> tuple[Bytes, list[Ints]]:
-        """Return the `head` bytes of each value, shape ``(n, head)``, and each ragged field's."""
+    ) -> list[Ints]:
+        """Return the bytes of each ragged field in every value."""
         self.check_lengths(lengths, label)
-        n, left = len(lengths), lengths - self.head
-        out = np.empty(n * self.head, np.uint8)
-        targets = np.arange(n, dtype=np.int64) * self.head
-        move_spans(data, starts, np.full(n, self.head, np.int64), out, targets)
-        heads = out.reshape(n, self.head)
+        left = lengths - self.head
         if not self.table:
-            return heads, [left] if self.ragged else []
-        counts = heads[:, : self.table].view("<u8")
-        bad = (counts > left.astype(np.uint64)[:, None]).any(axis=1)
-        sizes = list(counts.astype(np.int64).T)
-        bad |= np.stack(sizes).sum(axis=0) != left
+            return [left] if self.ragged else []
+        table = data[starts[:, None] + np.arange(self.table)].view("<u8")
+        bad = (table > left.astype(np.uint64)[:, None]).any(axis=1)
+        sizes = list(table.astype(np.int64).T)
+        bad |= np.sum(sizes, axis=0) != left
         for f, size in zip(self.ragged, sizes, strict=True):
             bad |= size % f.row_nbytes != 0
         expected = "lengths of fields, of whole rows, that add up to the value's"
         self._refuse(bad, lengths, expected, label)
-        return heads, sizes
+        return sizes
 
     def check_lengths(self, lengths: Ints, label: Callable[[int], str]) -> None:
         """Raise `FormatError` unless values of these lengths can be such samples.
@@ -147,11 +130,3 @@ class Values:
                 found=f"{sizes[i]} bytes",
                 fix=f"name its fields with --field NAME:DTYPE[SHAPE]; {ENCODED}",
             )
-
-
-def _column(rows: Bytes, field: Field) -> Array:
-    """Return bytes of shape ``(n, row_nbytes)`` as the values of a fixed field."""
-    shape = (len(rows), *field.inner)
-    if not rows.size:
-        return np.empty(shape, field.dtype)
-    return rows.view(field.dtype).reshape(shape)

@@ -148,7 +148,8 @@ def _field(name: str, f: Any) -> Field:
     known = _shape(f)
     if known is not None:
         shape = list(known)
-        of = _innermost(of)
+        while _is_list(of):
+            of = stored(of.value_type)
     while _is_list(of):
         if not pa.types.is_fixed_size_list(of) and shape:
             raise UnsupportedError("lists in lists have no fixed shape")
@@ -190,12 +191,6 @@ def _extension(f: Any) -> str:
     if isinstance(f.type, arrow().BaseExtensionType):
         return str(f.type.extension_name)
     return str((f.metadata or {}).get(b"ARROW:extension:name", b"").decode("utf-8", "replace"))
-
-
-def _innermost(of: Any) -> Any:
-    while _is_list(of):
-        of = stored(of.value_type)
-    return of
 
 
 def _is_list(of: Any) -> bool:
