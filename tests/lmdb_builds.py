@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import sys
 from collections import namedtuple
 from functools import cache, partial
 from pathlib import Path
@@ -206,8 +204,3 @@ def read_back(path, offsets, named=False, sample=None):
             count += 1
     env.close()
     return wrong + abs(count - len(offsets))
-
-
-if __name__ == "__main__":  # builds in a process of their own, for another page size
-    for job in json.load(sys.stdin):
-        build(**job)

@@ -76,6 +76,11 @@ class TestHdf5Gzip(One, Read):
     simple = False
 
 
+class TestHdf5GzipGroups(TestHdf5Gzip):
+    is_grouped = True
+    test_flipped_bits = None  # nothing proves the gaps between groups
+
+
 class TestZarrZstd(One, Read):
     is_grouped = True
     format, schema, options = "zarr", FIXED, WriteOptions(compress=Compression("zstd"))

@@ -7,14 +7,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
-import lmdb_builds
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -135,49 +129,6 @@ def test_a_last_record_put_after_all_others(tmp_path, size):
     given_back, facts = recover(*found)
     assert_exact(given_back[0], found)
     assert facts.get("commit interval", 100) == 100
-
-
-@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
-def test_pages_of_16_kib(tmp_path):
-    """LMDB takes its page size from the system, which is told another one here."""
-    source, library = tmp_path / "pages.c", tmp_path / "pages.so"
-    source.write_text(
-        "#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <unistd.h>\n"
-        "long sysconf(int n) {\n"
-        "  if (n == _SC_PAGESIZE) return 16384;\n"
-        '  return ((long (*)(int)) dlsym(RTLD_NEXT, "sysconf"))(n);\n}\n'
-    )
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
-    some = [
-        (None, True, False, False),
-        (None, False, True, False),
-        (100, True, True, False),
-        (30, False, False, False),
-        (100, True, False, True),
-    ]
-    sizes = (8, 3072, 8200, 16369, 40000)
-    jobs = [
-        {
-            "path": str(tmp_path / f"{size}-{k}.mdb"),
-            "n": 3000 if size == 8 else 1500 if size < 16000 else 300,
-            "size": size,
-            **dict(zip(("commit", "append", "named", "compact"), way, strict=True)),
-        }
-        for size in sizes
-        for k, way in enumerate(some)
-    ]
-    subprocess.run(
-        [sys.executable, lmdb_builds.__file__],
-        input=json.dumps(jobs),
-        text=True,
-        check=True,
-        env={**os.environ, "LD_PRELOAD": str(library)},
-    )
-    for job in jobs:
-        path, n = Path(job["path"]), job["n"]
-        assert walk(path, job["named"]).psize == 16384
-        assert_recovered(path, n, job["commit"], job["append"], job["named"], job["compact"])
-        path.unlink()
 
 
 # --- databases that were not built in order ----------------------------------------------------

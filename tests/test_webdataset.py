@@ -331,17 +331,6 @@ def test_small_and_large_members(tmp_path, monkeypatch):
             assert [s["cls"] for s in found] == [d for n, d in members if n.endswith("cls")]
 
 
-def test_equal_samples_have_a_small_sidecar(tmp_path):
-    members = [(f"{i:06d}.{x}", bytes(100)) for i in range(3000) for x in ("bin", "cls")]
-    path = pack(tmp_path / "a.tar", members, tarfile.PAX_FORMAT, 0.5)
-    dsprep.provenance(path)
-    assert (tmp_path / "a.tar.dsprep.json").stat().st_size < 2000
-    with dsprep.open(
-        path, options=OpenOptions(fields=(dsprep.FieldSpec.parse("bin:float32[25]"),))
-    ) as source:
-        assert source.storage()["bin"].storage == "records of 100 bytes, constant stride"
-
-
 # --- brace patterns ------------------------------------------------------------------------------
 
 

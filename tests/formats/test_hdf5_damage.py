@@ -198,27 +198,6 @@ def test_a_chunk_without_filters_has_the_size_of_a_chunk(tmp_path):
         source.read(8, 12)
 
 
-@pytest.mark.parametrize("userblock", [0, 512])
-def test_sequences_whose_stored_size_is_set_to_0(tmp_path, userblock):
-    """They are not those that were never written, which are empty."""
-    path = tmp_path / "a.h5"
-    with h5py.File(path, "w", userblock_size=userblock) as file:
-        file.create_dataset("never", (12,), h5py.vlen_dtype("<i2"))
-        x = file.create_dataset("x", (12,), h5py.vlen_dtype("<i2"))
-        for i in range(12):
-            x[i] = np.arange(i)
-        place = struct.pack("<QQ", x.id.get_offset() - userblock, 192)
-    with opened(path) as source:
-        batch = source.read(0, 12)
-        assert [len(item) for item in batch["x"]] == [*range(12)]
-        assert not any(map(len, batch["never"]))
-    data = path.read_bytes()
-    assert data.count(place) == 1
-    path.write_bytes(data.replace(place, place[:8] + bytes(8)))
-    with opened(path) as source:
-        assert [len(item) for item in source.read(0, 12)["x"]] == [*range(12)]
-
-
 def test_two_members_of_one_name(tmp_path):
     """The library finds one of them by both names: the other would be missing in silence."""
     path = tmp_path / "a.h5"

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
-import json
-import math
-import os
 import re
 import zlib
 from pathlib import Path
@@ -16,104 +12,42 @@ import h5py
 import hdf5plugin
 import numpy as np
 import pytest
-from hdf5_files import HDF5, opened
+from hdf5_files import opened, options
 from support import (
     STRUCT,
     assert_same_batch,
     random_array,
-    random_batch,
     raw,
-    some_schemas,
-    write_batch,
 )
 
-from dsprep.core.filters import check, decode
-from dsprep.core.packing import Tables
-from dsprep.core.schema import Ragged
-from dsprep.formats.options import Compression, WriteOptions
-from dsprep.layout import as_json, fit
+import dsprep
+from dsprep.core.schema import Schema
 
 X = random_array(np.dtype("<f4"), (20, 6, 10))
 LIBVERS: list[Any] = ["earliest", ("v110", "v110"), "latest"]
 
 
-def content(path, grid):
-    """The whole array, read by plain reads and decoded chunk by chunk."""
-    check(grid.filters, "test")
-    padded = [n * c for n, c in zip(grid.chunks, grid.chunk, strict=True)]
-    whole = np.empty((*padded, grid.itemsize), "u1")
-    with path.open("rb") as file:
-        for place in itertools.product(*map(range, grid.chunks)):
-            number, which = grid.numbers(np.array(place, np.int64)[:, None])
-            assert which is None
-            offset = int(grid.blocks.offsets.at(number)[0])
-            length = int(grid.blocks.lengths.at(number)[0])
-            mask = 0 if grid.masks is None else int(grid.masks.at(number)[0])
-            if offset < 0:
-                assert length == 0
-                chunk = np.frombuffer(grid.fill * math.prod(grid.chunk), "u1")
-            else:
-                stored = os.pread(file.fileno(), length, offset)
-                assert len(stored) == length
-                chunk = decode(stored, grid.filters, mask, grid.chunk_nbytes, "test")
-            at = tuple(slice(p * c, p * c + c) for p, c in zip(place, grid.chunk, strict=True))
-            whole[at] = chunk.reshape(*grid.chunk, grid.itemsize)
-    return whole[tuple(map(slice, grid.shape))].tobytes()
-
-
-def stored_layout(layout, source):
-    """The layout as a sidecar gives it back."""
-    tables = Tables()
-    text = json.dumps(as_json.to_json(fit.fit(layout), source.schema, tables))
-    again = Tables(bytes(tables.written))
-    return as_json.from_json(json.loads(text), len(source), source.schema, again)
-
-
-def samples_of(path, column, count, ragged):
-    indices = np.arange(count, dtype=np.int64)
-    if column.first is not None and column.count is not None:
-        first, number = column.first.at(indices), column.count.at(indices)
-    else:
-        assert not ragged
-        first, number = indices * column.lines, np.full(count, column.lines)
-    if column.grid is None:
-        return [b""] * count
-    flat, row = content(path, column.grid), column.grid.row_nbytes
-    return [
-        flat[a * row : (a + n) * row] for a, n in zip(first.tolist(), number.tolist(), strict=True)
-    ]
-
-
 def compare(path, *fields, axis="first", follow=False):
-    """Compare all samples of the fields that have extents with what the source reads."""
+    """The layout of a file, and what its sidecar gives, which is what the source reads."""
     with opened(path, *fields, axis=axis, follow=follow) as source:
-        found = source.extents()
-        assert found.count == len(source)
-        assert sorted([*found.columns, *found.unlocated]) == sorted(source.schema.names)
-        batch = source.read(0, len(source))
-        for layout in (found, stored_layout(found, source)):
-            for name, column in layout.columns.items():
-                field = source.schema[name]
-                values = batch[name]
-                samples = samples_of(path, column, len(source), field.ragged)
-                if isinstance(values, Ragged):
-                    rows = [values.values[a:b] for a, b in itertools.pairwise(values.offsets)]
-                else:
-                    rows = [values[i : i + 1] for i in range(len(values))]
-                for sample, expected in zip(samples, rows, strict=True):
-                    bits = np.frombuffer(sample, field.dtype) if sample else np.empty(0)
-                    assert raw(bits) == raw(expected), name
-        return found
+        layout, whole = source.extents(), source.read(0, len(source))
+    dsprep.provenance(path, options(*fields, axis=axis, follow=follow))
+    assert layout.count == len(next(iter(whole.values())))
+    assert sorted([*layout.columns, *layout.unlocated]) == sorted(whole)
+    with dsprep.Sidecar.open(path) as sidecar:
+        batch = sidecar.read(slice(0, layout.count), [*layout.columns])
+        located = Schema(tuple(sidecar.schema[name] for name in layout.columns))
+    assert_same_batch(batch, {name: whole[name] for name in batch}, located)
+    return layout, batch
 
 
 def compare_whole(path):
-    """As `compare`, and all arrays with what h5py reads; every field must have extents."""
-    layout = compare(path)
+    """As `compare`, with what h5py reads; every field must have extents."""
+    layout, batch = compare(path)
     assert not layout.unlocated
     with h5py.File(path) as file:
-        for name, column in layout.columns.items():
-            values = file[name][()]
-            assert raw(np.frombuffer(content(path, column.grid), values.dtype)) == raw(values)
+        for name, values in batch.items():
+            assert raw(values) == raw(file[name][()])
     return layout
 
 
@@ -212,34 +146,6 @@ def test_missing_chunks(tmp_path, dtype, value, libver, fill_time):
         assert len(grid.fill) == np.dtype(dtype).itemsize
 
 
-# --- samples ---------------------------------------------------------------------------------
-
-
-SCHEMAS = some_schemas()
-
-
-@pytest.mark.parametrize(
-    ("name", "compress"),
-    [
-        *((name, None) for name in SCHEMAS),
-        *((n, Compression(c)) for n in ("mixed", "fixed-<f4") for c in ("gzip", "zstd")),
-    ],
-    ids=str,
-)
-def test_what_dsprep_writes(tmp_path, name, compress):
-    schema = SCHEMAS[name]
-    options = WriteOptions(compress=compress, chunk=5 if compress else None)
-    for count in (0, 1, 13):
-        path = tmp_path / f"{count}.h5"
-        batch = random_batch(schema, count)
-        write_batch(HDF5, path, schema, batch, options)
-        with opened(path) as source:
-            assert_same_batch(source.read(0, count), batch, schema)
-        layout = compare(path)
-        assert layout.count == count
-        assert not layout.unlocated
-
-
 # --- what only the library finds -------------------------------------------------------------
 
 
@@ -272,7 +178,7 @@ def test_what_only_the_library_finds(tmp_path):
             "holes", (4, 2), "<f4", chunks=(2, 2), fillvalue=3, compression="lzf"
         )
         made[0] = 1
-    found = dict(compare(path, follow=True).unlocated)
+    found = dict(compare(path, follow=True)[0].unlocated)
     with opened(path, axis="first", follow=True) as source, h5py.File(path) as file:
         batch, storage = source.read(1, 4), source.storage()
         assert all(raw(batch[name]) == raw(file[name][1:4]) for name in found if name != "text")
@@ -311,7 +217,7 @@ def test_edges_that_may_be_stored_without_filters(tmp_path, filtered):
                 assert library.H5Pset_chunk_opts(ctypes.c_int64(plist.id), 2) >= 0
             made = h5py.h5d.create(file.id, name.encode(), h5py.h5t.NATIVE_INT64, space, plist)
             h5py.Dataset(made)[:] = values
-    layout = compare(tmp_path / "a")
+    layout, _ = compare(tmp_path / "a")
     assert set(layout.columns) == ({"y", "z"} if filtered else {"y"})
 
 

@@ -9,7 +9,7 @@ import errno
 import itertools
 import json
 import resource
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 
 import h5py
 import numpy as np
@@ -117,58 +117,6 @@ def test_padding_is_zeroed_and_strided_columns_are_taken(tmp_path):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-RUNS = [("mixed", options, 0) for options in OPTIONS.values()]
-RUNS += [(name, o, 5) for name in ("mixed", "fixed-<f4") for o in (PLAIN, GZIP)]
-RUNS += [("mixed", o, -1) for o in (PLAIN, OPTIONS["chunk"])]
-
-
-@pytest.mark.parametrize(("name", "options", "per_group"), RUNS)
-def test_an_interrupted_run_continues_to_the_same_bytes(
-    tmp_path,
-    monkeypatch,
-    name,
-    options,
-    per_group,
-):
-    schema, count, step = SCHEMAS[name], 48, 12
-    batch = random_batch(schema, count)
-    samples = arranged(batch, per_group)
-    whole = write(tmp_path / "whole", schema, batch, samples, options, step)
-    path = tmp_path / "broken"
-    writer = create(HDF5, path, schema, samples, options, None)
-    assert per_group > 0 or writer.unit == HDF5.plan(schema, options).unit
-    cuts = cut(writer, samples, 0, step)
-    done = len(cuts) // 2
-    feed(writer, batch, cuts[:done])
-    state = json.loads(json.dumps(writer.checkpoint()))
-    other = random_batch(schema, count, seed=5)
-    for field, column in other.items():  # as many rows, but other ones, where a killed run wrote
-        if isinstance(column, Ragged):
-            values = batch[field]
-            assert isinstance(values, Ragged)
-            other[field] = Ragged(np.zeros_like(values.values), values.offsets, values.kind)
-    feed(writer, other, cuts[done : done + 2])
-    writer.close()
-    for file in tmp_path.glob("broken.spool/*"):
-        file.write_bytes(file.read_bytes()[: -5 or None] + b"scribble" * 9)
-    writer = create(HDF5, path, schema, samples, options, state)
-    feed(writer, batch, cuts[done:])
-    with monkeypatch.context() as patch, suppress(OSError):
-        patch.setattr("dsprep.formats.hdf5.write.pwrite_all", _no_space)
-        writer.finish()
-    state = json.loads(json.dumps(writer.checkpoint()))
-    writer.close()
-    writer = create(HDF5, path, schema, samples, options, state)
-    writer.finish()  # killed before it was recorded, and repeated
-    writer.close()
-    groups = writer.groups()
-    writer.clean()
-    writer.close()
-    assert path.read_bytes() == (tmp_path / "whole").read_bytes()
-    assert told(groups) == told(whole)
-    assert not (tmp_path / "broken.spool").exists()
-
-
 @pytest.mark.parametrize("options", [PLAIN, OPTIONS["chunk"]], ids=["plain", "chunk"])
 @pytest.mark.parametrize(("dtype", "count"), [("<f4", 5), ("<f8", 4)])
 def test_another_file_in_place_of_the_unfinished_one(tmp_path, options, dtype, count):
@@ -179,10 +127,6 @@ def test_another_file_in_place_of_the_unfinished_one(tmp_path, options, dtype, c
     create(HDF5, tmp_path / "a", other, count, options, None).close()
     with pytest.raises(DsprepError, match="start again with restart=True"):
         create(HDF5, tmp_path / "a", schema, 4, options, state)
-
-
-def _no_space(*_):
-    raise OSError(28, "the disk is full")
 
 
 def test_attributes_survive(tmp_path):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import time
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +26,6 @@ from dsprep.formats.options import OpenOptions
 from dsprep.reading import each
 from dsprep.sidecar.sidecar import StaleError
 from dsprep.source.dataset import open_dataset
-from dsprep.storage import identity
 from dsprep.verbs.check import check
 
 SCHEMA = Schema(
@@ -363,55 +360,6 @@ def test_changes_are_noticed(tmp_path):
         assert check(root)
         back()
         dsprep.Sidecar.open(root).close()
-
-
-WITHIN = {  # an image that is not read yet
-    "gone": lambda root: (root / "b" / "9.png").unlink(),
-}
-BETWEEN = {  # what no reading of the images shows
-    "added": lambda root: fill(root, "a/10.png"),
-    "below": lambda root: fill(root, "b/deep/0.png"),
-    "other file": lambda root: (root / "README").write_bytes(b"bye"),
-    "table": lambda root: (root / "labels.csv").write_bytes(b"name,y\n" + b"\n" * 9),
-}
-
-
-@pytest.mark.parametrize("change", [*WITHIN, *BETWEEN])
-def test_changes_between_loops_and_within_one(change, tmp_path, monkeypatch):
-    """Each file is compared as it is read; what is not read, when the dataset is opened."""
-    walks: list[Path] = []
-    walk = identity.data_entries
-    monkeypatch.setattr(identity, "data_entries", lambda *a: walks.append(a[0]) or walk(*a))
-    names = [f"{c}/{i}.png" for c in "ab" for i in range(10)]
-    root = fill(tmp_path / "set", *names)
-    rows = "".join(f"{name},{i}\n" for i, name in enumerate(names))
-    (root / "labels.csv").write_text("file_name,y\n" + rows)
-    (root / "README").write_text("hello")
-    options = OpenOptions(labels="labels.csv")
-    dsprep.provenance(root, options)
-    time.sleep(0.02)  # times are counted in steps
-    for within in (True, False):
-        if within and change in BETWEEN:
-            continue
-        with dsprep.Reader(root, 2, shuffle="none", buffer_size=2, io_threads=1) as reader:
-            for _ in range(2):
-                walks.clear()
-                first = [bytes(image) for batch in reader for image in batch["image"]]
-                assert first == [(root / name).read_bytes() for name in names]
-                assert not walks
-            loop = iter(reader)
-            if within:
-                next(loop)
-            else:
-                loop.close()
-            away = shutil.copytree(root, tmp_path / "away")
-            {**WITHIN, **BETWEEN}[change](root)
-            with pytest.raises((DsprepError, FileNotFoundError)):
-                list(loop if within else dsprep.Reader(root, 2) if change in BETWEEN else reader)
-        if within:
-            shutil.rmtree(root)
-            away.rename(root)
-            dsprep.provenance(root, options)
 
 
 def test_folders_of_other_classes_are_not_one_dataset(tmp_path):

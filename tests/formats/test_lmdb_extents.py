@@ -7,9 +7,8 @@ import os
 import numpy as np
 import pytest
 from lmdb_builds import assert_same_records, contents, datum, put
-from record_checks import assert_told_right as located
-from record_checks import decoded, frame_of, places, stored_at
-from support import random_batch, schemas, write_batch
+from record_checks import pick
+from support import assert_same_batch, describe, random_batch, schemas, write_batch
 
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import ChangedError, FormatError
@@ -18,8 +17,11 @@ from dsprep.formats.lmdb.fields import Recipe
 from dsprep.formats.lmdb.overflow import Frame
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.laws import Affine
+from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage import scatter
 from dsprep.storage.base import Handle
+from dsprep.verbs.check import check
+from dsprep.verbs.provenance import provenance
 
 LMDB = Lmdb()
 ALL = dict(schemas())
@@ -27,28 +29,26 @@ RNG = np.random.default_rng(11)
 DATUM = OpenOptions(values="datum")
 
 
-def assert_told_right(path, source):
-    """The layout is right, and so is what proves its records."""
-    layout = located(path, source)
-    if layout.records.frame is None:
-        return layout
-    offsets, lengths = places(layout)
-    frame = frame_of(layout)
-    psize = layout.records.frame["psize"]
-    assert (frame.before, frame.after) == (16, 0)
-    heads = b"".join(stored_at(path, layout, offsets - 16, np.full(len(offsets), 16)))
-    before = np.frombuffer(heads, np.uint8).reshape(-1, 16)
-    assert not frame.wrong(before, offsets, lengths).any()
-    big = offsets % psize == 16
-    assert big.any()
-    assert (frame.wrong(before, offsets + psize, lengths) == big).all()
-    assert (frame.wrong(before, offsets, lengths + (1 << 24)) == big).all()
-    other = before.copy()
-    other[:, 10] ^= 4
-    assert (frame.wrong(other, offsets, lengths) == big).all()
-    none = np.empty((len(offsets), 0), np.uint8)
-    assert frame.payload_wrong(np.empty(0, np.uint8), offsets * 0, lengths * 0, none) is None
-    return layout
+PLAIN = OpenOptions()
+
+
+def located(path, options=PLAIN, hint=None):
+    """The layout of a database, and the samples that its sidecar gives, proven, in any order."""
+    with LMDB.open(path, options, hint) as source:
+        layout, whole = source.extents(), source.read(0, len(source))
+    if hint is None:
+        provenance(path, options)
+    else:
+        describe(LMDB, hint, [path], path).save(durable=False)
+    with Sidecar.open(path) as sidecar:
+        inside = [f for f in sidecar.schema if f.name not in layout.unlocated]
+        batch = sidecar.read(slice(0, layout.count), [f.name for f in inside], verify="header")
+        for some in (RNG.permutation(layout.count), RNG.choice(layout.count, 5)):
+            found = sidecar.read(some, [f.name for f in inside], verify="header")
+            expected = {f.name: pick(whole[f.name], f, some) for f in inside}
+            assert_same_batch(found, expected, Schema(tuple(inside)))
+    assert not check(path, full=True)
+    return layout, batch
 
 
 @pytest.mark.parametrize("sizes", ["inline", "one page", "large", "mixed", "same"])
@@ -70,12 +70,9 @@ def test_every_record_of_a_foreign_database(tmp_path, sizes, how):
     assert_same_records(path)
     stored = [value for _, value in contents(path)]
     for by in ("key", "file"):
-        with LMDB.open(path, OpenOptions(order=by), None) as source:
-            layout = assert_told_right(path, source)
-        offsets, found = places(layout, np.arange(layout.count))
-        values = stored_at(path, layout, offsets, found)
+        layout, batch = located(path, OpenOptions(order=by, keys_as="key"))
+        values = list(batch["value"])
         assert values == stored if by == "key" else sorted(values) == sorted(stored)
-        assert by == "key" or (np.diff(offsets) > 0).all()
     assert isinstance(layout.records.blocks.lengths, Affine) == (sizes in ("one page", "same"))
     assert (layout.records.frame is None) == (sizes in ("inline", "same"))
 
@@ -87,35 +84,26 @@ def test_order_and_left_out(tmp_path, order, skip):
     path = put(tmp_path / "x", records, per_commit=9)
     put(path, [(b"a", b"b")], name=b"0named")  # one of the records of the main database
     options = OpenOptions(order=order, skip_keys=skip, keys_as="key")
+    layout, batch = located(path, options)
     with LMDB.open(path, options, None) as source:
-        layout = assert_told_right(path, source)
         keys = [bytes(k) for k in source.read(0, len(source))["key"]]
-    assert layout.records.blocks.offsets.count == layout.count == 80 - len(skip)
+    assert layout.count == 80 - len(skip)
     assert (layout.records.order is None) == (order == "key")
     assert "leaf pages" in layout.unlocated["key"]
-    stored = dict(records)
-    offsets, lengths = places(layout, np.arange(layout.count))
-    assert stored_at(path, layout, offsets, lengths) == [stored[key] for key in keys]
-    if order == "file":
-        assert (np.diff(offsets) > 0).all()
+    assert list(batch["value"]) == [dict(records)[key] for key in keys]
 
 
 def test_fields_renamed_and_typed(tmp_path):
     schema = ALL["mixed"]
     path = tmp_path / "x.lmdb"
     write_batch(LMDB, path, schema, random_batch(schema, 20, seed=1))
+    located(path, hint=schema)
     specs = tuple(map(FieldSpec.parse, ["pts=points", "y=label", "what=name"]))
     with LMDB.open(path, OpenOptions(fields=specs), schema) as source:
-        layout = assert_told_right(path, source)
-        assert layout.records.recipe["fields"] == {"pts": "points", "y": "label", "what": "name"}
-        only = Schema((source.schema["pts"],))
-        assert list(
-            decoded(layout, only, stored_at(path, layout, *places(layout, np.array([3, 1]))))
-        ) == ["pts"]
+        recipe = source.extents().records.recipe
+        assert recipe["fields"] == {"pts": "points", "y": "label", "what": "name"}
     path = put(tmp_path / "y", [(b"%02d" % i, RNG.bytes(36)) for i in range(30)])
-    specs = tuple(map(FieldSpec.parse, ["y:>i4", "x:float32[2,4]"]))
-    with LMDB.open(path, OpenOptions(fields=specs), None) as source:
-        assert_told_right(path, source)
+    located(path, OpenOptions(fields=tuple(map(FieldSpec.parse, ["y:>i4", "x:float32[2,4]"]))))
 
 
 @pytest.mark.parametrize("kind", ["cifar", "labels", "floats", "shapes"])
@@ -129,18 +117,32 @@ def test_datum(tmp_path, kind):
         data = None if kind == "floats" else RNG.bytes(size)
         values.append(datum(shape, data, label, floats))
     path = put(tmp_path / "x", [(b"%05d_x" % i, v) for i, v in enumerate(values)], per_commit=9)
-    with LMDB.open(path, DATUM, None) as source:
-        layout = assert_told_right(path, source)
-        assert layout.records.parts["data"].at is None
-        assert layout.records.parts["label"].at is None
+    layout, _ = located(path, DATUM)
+    assert layout.records.parts["data"].at is None
+    assert layout.records.parts["label"].at is None
     if kind == "shapes":
         specs = tuple(map(FieldSpec.parse, ["pixels=data:uint8[None,5]", "label"]))
-        with LMDB.open(path, OpenOptions(values="datum", fields=specs), None) as source:
-            assert source.schema["pixels"].shape == (None, 5)
-            layout = assert_told_right(path, source)
-            wrong = Schema((Field("pixels", np.dtype("u1"), (60,)),))
-            with pytest.raises(FormatError, match="sample 1, field pixels"):
-                decoded(layout, wrong, stored_at(path, layout, *places(layout, np.arange(6))))
+        located(path, OpenOptions(values="datum", fields=specs))
+        specs = (FieldSpec.parse("pixels=data:uint8[60]"),)
+        options = OpenOptions(values="datum", fields=specs)
+        with LMDB.open(path, options, None) as source, pytest.raises(FormatError, match="pixels"):
+            source.read(0, 6)
+
+
+def test_a_header_of_another_value_is_noticed(tmp_path):
+    path = put(tmp_path / "x", [(b"%02d" % i, RNG.bytes(5000)) for i in range(30)])
+    layout, _ = located(path)
+    data, offset = path / "data.mdb", layout.records.blocks.offsets.one(7)
+    for at, bit in ((0, 1), (10, 4), (12, 2)):  # its number, its flag, its pages
+        status, whole = data.stat(), bytearray(data.read_bytes())
+        whole[offset - 16 + at] ^= bit
+        data.write_bytes(whole)
+        os.utime(data, ns=(status.st_atime_ns, status.st_mtime_ns))
+        with Sidecar.open(path) as sidecar, pytest.raises(FormatError, match=f"offset {offset}"):
+            sidecar.read(slice(0, 30), verify="header")
+        whole[offset - 16 + at] ^= bit
+        data.write_bytes(whole)
+        os.utime(data, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def test_the_leaves_alone_are_read(tmp_path, monkeypatch):

@@ -6,16 +6,14 @@ That every schema comes back is in ``test_conformance``, and what all formats pr
 
 from __future__ import annotations
 
-import json
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from record_checks import feed, group_bytes, with_rows, write_groups
+from record_checks import group_bytes, with_rows, write_groups
 from support import (
     assert_same_batch,
     check_layout,
-    create,
     random_batch,
     some_schemas,
     take,
@@ -156,45 +154,6 @@ def test_bytes_do_not_depend_on_pieces(name, way, tmp_path):
         write_batch(way.format, plain, schema, batch)
         if way.align == 1 and not (schema.ragged and way.format.name == "lmdb"):
             assert plain.read_bytes() == found.pop()[0]
-
-
-@pytest.mark.parametrize("edges", [None, even(40, 8).edges, np.array([0, 8, 17, 24, 32, 40])])
-@pytest.mark.parametrize("way", [*GROUPED, "tfrecord-gzip"])
-@pytest.mark.parametrize("name", ["fixed-<f4", "mixed", "big"])
-def test_resumed(name, way, edges, tmp_path):
-    """What an interrupted run has left behind is cut off, and its groups are found again."""
-    if way not in GROUPED and edges is not None:
-        return
-    way, schema = {**GROUPED, **PLAIN}[way], SOME[name]
-    path, whole = target(tmp_path, way, "resumed"), target(tmp_path, way, "whole")
-    batch, cuts = batch_of(schema, 40), np.array([0, 8, 17, 24, 32, 40])
-    samples = 40
-    if edges is not None:
-        samples, cuts = with_rows(Grouping(edges, way.align), batch), edges
-    writer = create(way.format, whole, schema, samples, way.options, None)
-    feed(writer, batch, cuts.tolist())
-    writer.finish()
-    expected = writer.groups()
-    writer = create(way.format, path, schema, samples, way.options, None)
-    some = writer.whole or way.options is GZIP
-    at = cuts[:4].tolist() if some else [0, 5, 8, int(cuts[2]), 20]
-    feed(writer, batch, at)
-    state = json.loads(json.dumps(writer.checkpoint()))
-    writer.sync()
-    feed(writer, batch, [at[-1], int(cuts[4] if some else cuts[3])])
-    writer.close()
-    writer.close()
-    with path.open("ab") as file:
-        file.write(b"garbage" * 10_000)
-    for _ in range(2):  # the end may be repeated
-        writer = create(way.format, path, schema, samples, way.options, state)
-        feed(writer, batch, sorted({at[-1], *cuts[cuts >= at[-1]].tolist()}), backwards=True)
-        writer.finish()
-        assert path.read_bytes() == whole.read_bytes()
-    if edges is None:
-        assert writer.groups() is expected is None
-    else:
-        assert group_bytes(path, writer.groups()) == group_bytes(whole, expected)
 
 
 @pytest.mark.parametrize("way", PLAIN)

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from record_checks import assert_told_right as located
-from record_checks import decoded, entry, frame_of, message, pick, stored_at, write_groups
-from record_checks import places as blocks
+from record_checks import entry, message, pick, write_groups
 from record_checks import write_records as write
-from support import assert_same_batch, random_batch, schemas, write_batch
+from support import assert_same_batch, describe, random_batch, schemas, write_batch
 
 from dsprep.core.groups import Grouping, even
 from dsprep.core.schema import Field, FieldSpec, Schema
@@ -25,6 +23,7 @@ from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64
 from dsprep.formats.tfrecord.fields import example as recipe
 from dsprep.layout.model import FileLayout
 from dsprep.sidecar.sidecar import Sidecar
+from dsprep.verbs.check import check
 from dsprep.verbs.provenance import provenance
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -40,34 +39,19 @@ def opened(path: Path, *specs: str, hint: Schema | None = None, **options: Any) 
     return TFR.open(path, OpenOptions(fields=fields, **options), hint)
 
 
-def assert_told_right(path: Path, source: Source) -> FileLayout:
-    """The layout is right, and so is what proves its records."""
-    layout = located(path, source)
-    made = frame_of(layout)
-    assert layout.records.order is None
+def located(path: Path, *specs: str, hint: Schema | None = None, **options: Any) -> FileLayout:
+    """The layout of a file, whose sidecar gives what its source does, with proven records."""
+    if hint is None:
+        provenance(path, OpenOptions(fields=tuple(map(FieldSpec.parse, specs)), **options))
+    else:
+        describe(TFR, hint, [path], path).save(durable=False)
+    with opened(path, *specs, hint=hint, **options) as source, Sidecar.open(path) as sidecar:
+        layout, whole, n = source.extents(), source.read(0, len(source)), len(source)
+        for some in (np.arange(n), RNG.permutation(n), RNG.choice(n, 5)):
+            expected = {f.name: pick(whole[f.name], f, some) for f in sidecar.schema}
+            assert_same_batch(sidecar.read(some, verify="full"), expected, sidecar.schema)
+    assert not check(path, full=True)
     assert layout.records.frame == {"name": "tfrecord"}
-    assert (made.before, made.after) == (12, 4)
-    offsets, lengths = blocks(layout)
-    n = layout.count
-    if not n:
-        return layout
-    heads = b"".join(stored_at(path, layout, offsets - 12, np.full(n, 12)))
-    before = np.frombuffer(heads, np.uint8).reshape(n, 12)
-    foots = b"".join(stored_at(path, layout, offsets + lengths, np.full(n, 4)))
-    after = np.frombuffer(foots, np.uint8).reshape(n, 4)
-    assert not made.wrong(before, offsets, lengths).any()
-    assert made.wrong(before, offsets, lengths + 1).all()
-    for k in (0, 7, 8, 11):
-        other = before.copy()
-        other[:, k] ^= 64
-        assert made.wrong(other, offsets, lengths).all()
-    buffer = np.frombuffer(path.read_bytes(), np.uint8)
-    assert not made.payload_wrong(buffer, offsets, lengths, after).any()
-    assert made.payload_wrong(buffer, offsets, lengths, after ^ 1).all()
-    full = lengths > 0
-    flipped = buffer.copy()
-    flipped[offsets[full]] ^= 1
-    assert (made.payload_wrong(flipped, offsets, lengths, after) == full).all()
     return layout
 
 
@@ -79,34 +63,25 @@ def test_other_lists(tmp_path: Path) -> None:
     path = tmp_path / "x.tfrecord"
     options = WriteOptions(features={"a": "int64", "b": "int64", "c": "bytes"})
     write_batch(TFR, path, schema, random_batch(schema, 30), options)
-    with opened(path, hint=schema) as source:
-        layout = assert_told_right(path, source)
-        assert [n for n, p in layout.records.parts.items() if p.at is not None] == ["c"]
+    layout = located(path, hint=schema)
+    assert [n for n, p in layout.records.parts.items() if p.at is not None] == ["c"]
 
 
 def test_fields_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "x.tfrecord"
     write_batch(TFR, path, ALL["mixed"], random_batch(ALL["mixed"], 30))
-    with opened(path, "pts=points:float32[None,3]", "y=label", "jpeg", hint=ALL["mixed"]) as source:
-        layout = assert_told_right(path, source)
-        assert layout.records.recipe["others"] is True
-        one = Schema((source.schema["y"],))
-        offsets, lengths = blocks(layout)
-        assert list(decoded(layout, one, stored_at(path, layout, offsets, lengths))) == ["y"]
+    layout = located(path, "pts=points:float32[None,3]", "y=label", "jpeg")
+    assert layout.records.recipe["others"] is True
 
 
 def test_whole_records(tmp_path: Path) -> None:
     path = write(tmp_path / "x.tfrecord", *(RNG.bytes(12 * i) for i in range(20)))
-    with opened(path, records="opaque") as source:
-        layout = assert_told_right(path, source)
-        assert layout.records.recipe is None
-    with opened(path, "x=record:float32[None,3]", records="opaque") as source:
-        assert_told_right(path, source)
+    assert located(path, records="opaque").records.recipe is None
+    located(path, "x=record:float32[None,3]", records="opaque")
     with pytest.raises(FormatError, match="record 0"):
         opened(path, "x=record:float32[6]", records="opaque")
     path = write(tmp_path / "y.tfrecord", *(RNG.bytes(24) for i in range(20)))
-    with opened(path, "x=record:float32[6]", records="opaque") as source:
-        assert_told_right(path, source)
+    located(path, "x=record:float32[6]", records="opaque")
 
 
 def test_compressed_files_have_no_offsets(tmp_path: Path) -> None:
@@ -131,12 +106,9 @@ def test_files_of_tensorflow(tmp_path: Path, tf: Any, step: int) -> None:
             }
             made = train.Example(features=train.Features(feature=features))
             writer.write(made.SerializeToString(deterministic=True))
-    with opened(path) as source:
-        layout = assert_told_right(path, source)
-    part, offsets = layout.records.parts["image"], blocks(layout)[0]
-    assert (part.at is None) == (step == 5)
-    if part.at is not None:
-        assert stored_at(path, layout, offsets + part.at, np.full(50, part.nbytes)) == images
+    assert (located(path).records.parts["image"].at is None) == (step == 5)
+    with Sidecar.open(path) as sidecar:
+        assert list(sidecar.read(np.arange(50))["image"]) == images
 
 
 @pytest.mark.parametrize("pad", [0, 50])
@@ -154,8 +126,7 @@ def test_records_of_one_length_that_are_not_alike(tmp_path: Path, a: int, b: int
     for other in others:
         assert len(one) == len(other)
         path = write(tmp_path / "x.tfrecord", *[one] * 30, *padded, other, *[one] * 5)
-        with opened(path) as source:
-            layout = assert_told_right(path, source)
+        layout = located(path)
         assert {part.at is None for part in layout.records.parts.values()} == {other is not one}
 
 
@@ -173,7 +144,7 @@ def test_numbers_that_are_not_packed(tmp_path: Path) -> None:
     with opened(path) as source:
         found = source.read(0, 4)["n"]
         assert [list(row) for row in found] == [[-1], [-1], [5, 6, 7, 1, 129], [-1]]
-        assert_told_right(path, source)
+    located(path)
 
 
 def counted_reads(monkeypatch: Any) -> list[int]:
@@ -206,11 +177,12 @@ def test_of_large_records_only_headers_are_read(
         assert [p.at is None for p in layout.records.parts.values()] == (
             [False] * 3 + [True] * (align == 1)
         )
-        assert (len(set(blocks(layout)[1].tolist())) > 1) == (align > 1)
-        assert_told_right(path, source)
+        lengths = layout.records.blocks.lengths.span(0, n)
+        assert (len(set(lengths.tolist())) > 1) == (align > 1)
     data = bytearray(path.read_bytes())
-    offsets, _ = blocks(layout)
-    data[int(offsets[n // 2]) + layout.records.parts["z"].at - 1] ^= 1  # a length before a value
+    data[layout.records.blocks.offsets.one(n // 2) + layout.records.parts["z"].at - 1] ^= (
+        1  # a length before a value
+    )
     path.write_bytes(data)
     with pytest.raises(FormatError), opened(path, hint=schema, check_crc=False) as source:
         source.extents()
@@ -234,17 +206,6 @@ def padding(nbytes: int) -> bytes:
     return example.padding_head(nbytes).ljust(nbytes, b"\0")
 
 
-def assert_read_back(path: Path) -> None:
-    """The sidecar's reader returns what reading the file does, in any order."""
-    made = provenance(path)
-    with TFR.open(path, OpenOptions(), None) as source, Sidecar.open(made.path) as reader:
-        n = len(source)
-        whole = source.read(0, n)
-        for some in (RNG.permutation(n), RNG.choice(n, 5)):
-            expected = {f.name: pick(whole[f.name], f, some) for f in source.schema}
-            assert_same_batch(reader.read(some, verify="full"), expected, source.schema)
-
-
 @pytest.mark.parametrize("label", ["fixed-<f4", "fixed-<i8", "mixed", "ragged-<f4", "str"])
 def test_last_records_of_groups_may_be_padded(tmp_path: Path, label: str) -> None:
     schema = ALL[label]
@@ -253,16 +214,11 @@ def test_last_records_of_groups_may_be_padded(tmp_path: Path, label: str) -> Non
         grouping = Grouping(np.array(edges), 512)
         path = tmp_path / f"{k}.tfrecord"
         write_groups(TFR, path, schema, batch, grouping)
-        with opened(path, hint=schema) as source:
-            layout = assert_told_right(path, source)
+        layout = located(path, hint=schema)
         if not schema.ragged:
-            lengths = blocks(layout)[1]
-            assert len(set(lengths.tolist())) > 1
+            assert len(set(layout.records.blocks.lengths.span(0, 21).tolist())) > 1
             for f in schema:
                 assert (layout.records.parts[f.name].at is None) == (f.dtype == I8)
-            heads = {r[:4] for r in stored_at(path, layout, blocks(layout)[0], lengths)}
-            assert len(heads) == 1  # padding is no part of the features, nor of their length
-    assert_read_back(path)
 
 
 @pytest.mark.parametrize("nbytes", [100, 9000])

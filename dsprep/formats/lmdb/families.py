@@ -129,8 +129,12 @@ def _rules(rows: Bytes) -> list[tuple[Callable[[Ints], Bytes], int]]:
             dtype = np.dtype(f"{order}u{width}")
             number = int(np.frombuffer(first, dtype)[0])
             if number < 1 << 62:
-                rules.append((lambda n, t=dtype: n.astype(t).view("u1").reshape(-1, width), number))
+                rules.append((_binary(dtype), number))
     return rules
+
+
+def _binary(dtype: np.dtype) -> Callable[[Ints], Bytes]:
+    return lambda index: index.astype(dtype).view(np.uint8).reshape(-1, dtype.itemsize)
 
 
 # --- records that are fields of samples ------------------------------------------------------

@@ -14,7 +14,7 @@ from dsprep.formats.base import Source
 from dsprep.formats.options import OpenOptions
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.source.many import Dataset
+from dsprep.source.many import Dataset, without
 from dsprep.verbs.check.extents import wrong_extents
 from dsprep.verbs.verify import differing_samples
 
@@ -35,7 +35,8 @@ def wrong_in_files(opened: Sidecar, progress: Progress | None) -> Iterator[Forma
     if not paths:
         return
     options = OpenOptions.from_json(content.reading)
-    with Dataset(formats.load(content.format), paths, options, content.schema) as source:
+    hint = without(content.schema, options.keys_as)  # which no file has as values
+    with Dataset(formats.load(content.format), paths, options, hint) as source:
         yield from _wrong_schema(opened, source)
         for number, path in enumerate(paths):
             if (count := source.count(number)) != content.files[number].samples:
