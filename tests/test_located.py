@@ -86,34 +86,6 @@ def test_every_schema_is_read_in_any_order(format, name, tmp_path):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_places_hold_the_bytes(format, tmp_path):
-    """What `extents` names, read by hand, is the field, wherever it is not encoded."""
-    schema = Schema((Field("x", np.dtype("<f4"), (40, 30)), Field.opaque("tail")))
-    if format == "tfrecord":  # of records that differ in length, only the recipe knows the inside
-        schema = Schema((schema["x"], Field("tail", np.dtype("<u2"), (5,))))
-    path, batch = dataset(tmp_path, format, schema, 50)
-    with Sidecar.open(path) as opened:
-        found = opened.extents([7, 49, 0, 7])
-        assert [e.index for e in found if e.field == "x"] == [7, 49, 0, 7]
-        read = 0
-        for extent in found:
-            layout = opened.layout(0)
-            if layout.records and layout.records.parts[extent.field].at is None:
-                continue
-            data = (tmp_path / extent.file).read_bytes()
-            part = data[extent.offset :][: extent.length]
-            value = batch[extent.field][extent.index]
-            assert part == (value if isinstance(value, bytes) else value.tobytes())
-            read += 1
-        assert read >= 4
-        request, file, offset, length = opened.locate([7, 49], "x")
-        assert request.tolist() == [0, 1]
-        assert file.tolist() == [0, 0]
-        assert offset.tolist() == [e.offset for e in found if e.field == "x"][:2]
-        assert length.tolist() == [4800, 4800]
-
-
-@pytest.mark.parametrize("format", FORMATS)
 def test_many_files_are_one_dataset(format, tmp_path):
     origin, batch = dataset(tmp_path, "hdf5", MIXED, 100)
     target = tmp_path / "shards"
