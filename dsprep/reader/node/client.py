@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.cache.copies import Descriptor
 from dsprep.core.schema import Array, Batch, Bytes, DType, Ragged, Schema
 from dsprep.errors import DsprepError, ReadError, UsageError
 from dsprep.reader.ledger import Ledger
@@ -187,7 +188,7 @@ class Remote:
                 return message
             if not fds:
                 raise ReadError("the memory of a batch did not come: too many open files", -1)
-            file = wire.Descriptor(fds[0])
+            file = Descriptor(fds[0])
             self.memories[message["memory"]] = wire.map_shared(file.fd, message["nbytes"])
         return None
 
