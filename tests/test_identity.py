@@ -120,6 +120,17 @@ def test_what_counts_as_a_change(kind, tmp_path):
     assert known.changed(path)
 
 
+def test_all_of_a_small_tree_is_sampled(tmp_path):
+    for name in "abc":
+        (tmp_path / name).write_bytes(os.urandom(900))
+    known = Identity.of(tmp_path)
+    for name in "abc":
+        flip(tmp_path / name, 500)
+        assert "sampled" in known.changed(tmp_path)
+        flip(tmp_path / name, 500)
+    assert known.changed(tmp_path) is None
+
+
 BIG = 700
 """Samples, more than the sampled blocks cover."""
 

@@ -137,7 +137,8 @@ class Identity:
         if not self.sampled:
             other = f"its time stamp is {now.mtime_ns}, expected {self.mtime_ns}"
             return None if self.mtime_ns is None else other
-        if self.sampled not in (sample(path, now.nbytes, n) for n in (BLOCKS, ENDS)):
+        laws = ((BLOCKS, False), (ENDS, False), (BLOCKS, True))
+        if self.sampled not in (sample(path, now.nbytes, *law) for law in laws):
             return "its content changed (sampled blocks differ)"
         facts = stated(path) if self.facts else {}
         for name in self.facts.keys() & facts.keys():
@@ -170,16 +171,18 @@ class Identity:
         return cls(nbytes, mtime_ns, files, facts, str(get("sampled", "")), str(get("etag", "")))
 
 
-def sample(path: Path, nbytes: int, blocks: int = BLOCKS) -> str:
+def sample(path: Path, nbytes: int, blocks: int = BLOCKS, within_files: bool = False) -> str:
     """Return the digest of blocks spread over `nbytes` of data: the first, the last, those between.
 
-    The data files of a directory count in the order of their paths.
+    The data files of a directory count in the order of their paths; a block goes on in the next
+    file, but in early sidecars (`within_files`).
     """
     last, begin = max(0, nbytes - BLOCK_NBYTES), 0
     positions = sorted({last * k // (blocks - 1) for k in range(blocks)})
     state = hashlib.blake2b(digest_size=8)
     for file, size in sized_files(path):
-        within = [p - begin for p in positions if begin <= p < begin + size]
+        reach = begin - (1 if within_files else BLOCK_NBYTES)
+        within = sorted({max(p - begin, 0) for p in positions if reach < p < begin + size})
         if within:
             with closing(open_file(file)) as opened:
                 for block in opened.pread_blocks(BLOCK_NBYTES, within):
