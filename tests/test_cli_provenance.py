@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zarr
 from oracles import SUFFIX, tensorflow
-from support import cli, cli_error
+from support import cli
 
 FORMATS = sorted(SUFFIX)
 N = 100
@@ -99,9 +99,3 @@ def test_the_history_of_a_database(tmp_path):
     assert "leaf" in shown
     facts = cli("provenance", tmp_path / "h.lmdb", "--show", "--json").json()
     assert facts["layouts"][0]["made with"]["commit interval"] == 100
-    cli("provenance", tmp_path / "h.lmdb", "--law", "replay")
-    cli("provenance", tmp_path / "h.lmdb", "--law", "runs")
-    assert "runs" in cli("provenance", tmp_path / "h.lmdb", "--show").out
-    text = cli_error("provenance", tmp_path / "h.lmdb", "--law", "affine", code=2)
-    assert "does not give every offset exactly" in text
-    assert "one of affine" in cli_error("provenance", tmp_path / "h.lmdb", "--law", "magic", code=2)

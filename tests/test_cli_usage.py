@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 import dsprep
 from dsprep.bench.strategies import SETS, STRATEGIES
 from dsprep.cli import app, report
-from dsprep.layout.laws import LAWS
 from dsprep.synth import names as synth_names
 
 TOP = get_command(app)
@@ -99,7 +98,6 @@ def test_no_arguments_are_answered_by_help():
         ("repack a b --to z", ["zarr"]),
         ("bench read a --strategy ", [*STRATEGIES, *SETS]),
         ("bench read a -s lmdbio-", [n for n in STRATEGIES if n.startswith("lmdbio-")]),
-        ("provenance a --law ", list(LAWS)),
         ("provenance a --export ", ["kerchunk", "dali-idx"]),
         ("synth cosmo", [n for n in synth_names() if n.startswith("cosmo")]),
     ],

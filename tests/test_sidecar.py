@@ -55,7 +55,6 @@ def test_a_sidecar_survives_a_file(name, schema, tmp_path):
             FileEntry("d/b", 0, Identity(1 << 50)),
         ),
         {"command": "dsprep convert x y"},
-        {"future": [1, {"a": None}]},
         layouts=({"a": 1}, {"b": [2]}),
         reading={"order": "file"},
         companion={"nbytes": 3, "blake2b": "x"},
@@ -218,14 +217,6 @@ def test_sidecars_written_at_the_same_time_are_whole(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_unknown_keys_of_files_are_kept(tmp_path):
-    json_ = {**GOOD, "zzz": 1, "files": [{**GOOD["files"][0], "www": {"a": [4]}}]}
-    (tmp_path / "x").write_text(json.dumps(json_))
-    back = spec.read(tmp_path / "x").to_json()
-    assert back["zzz"] == 1
-    assert back["files"][0]["www"] == {"a": [4]}
-
-
 def many(count, **columns):
     """Rows of which one key or several differ, or are the same."""
     made = []
@@ -242,7 +233,6 @@ COLUMNS = {
     "layouts": {"layout": [0, 1], "files": [2, 70_000], "sampled": ["00000000000000ff", "f" * 16]},
     "texts": {"sampled": ["", "0" * 16], "etag": ['"a"', ""], "mtime_ns": [None, 5]},
     "objects": {"facts": [{"end": 3}, {}], "crc32c": [{"block": 1, "data": "x"}, None]},
-    "unknown": {"later": [[1], None], "more": [{"x": 2}]},
 }
 
 

@@ -60,12 +60,6 @@ def provenance(
     out: str | None = opt.value(
         "F", "Where the sidecar is, if not beside the dataset; with --export: what is written."
     ),
-    law: str | None = opt.value(
-        "NAME",
-        "The law that offsets must follow: affine, runs, table, follow, periodic, tree or replay; "
-        "by default the smallest exact one.",
-        autocompletion=opt.completing("dsprep.layout.laws:LAWS"),
-    ),
     checksums: bool = opt.switch("Read all data and keep CRC-32Cs of it.", "--checksums"),
     dry_run: bool = opt.switch("Make the sidecar without writing it.", "--dry-run"),
     workers: opt.Workers = None,
@@ -95,8 +89,8 @@ def provenance(
     chosen = [name for name, value in uses.items() if value not in (None, False)]
     if len(chosen) > 1:
         fail(f"{' and '.join(chosen)} do not go together", 2)
-    if chosen and (law is not None or checksums or dry_run):
-        fail(f"--law, --checksums and --dry-run are for writing a sidecar, not for {chosen[0]}", 2)
+    if chosen and (checksums or dry_run):
+        fail(f"--checksums and --dry-run are for writing a sidecar, not for {chosen[0]}", 2)
     at = None if out is None else as_path(out)
     if export is not None:
         _check_kind(export, reading)
@@ -113,7 +107,6 @@ def provenance(
                 paths,
                 reading,
                 out=at,
-                law=law,
                 checksums=checksums,
                 write=not dry_run,
                 progress=update,

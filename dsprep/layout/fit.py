@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 
 from dsprep.core.schema import Ints
-from dsprep.errors import UsageError
 from dsprep.layout import laws
 from dsprep.layout.laws import Law, follow
 from dsprep.layout.laws.affine import Affine
@@ -26,25 +25,12 @@ _FRAMES = ((0, 1), (16, 1))
 """What may be between records: nothing; the header and CRCs of a TFRecord."""
 
 
-def fit(layout: FileLayout, law: str | None = None) -> FileLayout:
-    """Return the layout with the smallest laws that are exact.
-
-    Parameters
-    ----------
-    law
-        The law that the offsets must have; None: the smallest.
-
-    Raises
-    ------
-    UsageError
-        If that law does not give the offsets exactly.
-    """
-    if law is not None and law not in laws.LAWS:
-        raise UsageError(f"there is no law {law}", expected="one of " + ", ".join(laws.LAWS))
+def fit(layout: FileLayout) -> FileLayout:
+    """Return the layout with the smallest laws that are exact."""
     records = layout.records
     if records is not None:
-        records = _fit_records(records, layout.candidates, law)
-    columns = {name: _fit_column(c, name, law) for name, c in layout.columns.items()}
+        records = _fit_records(records, layout.candidates)
+    columns = {name: _fit_column(c) for name, c in layout.columns.items()}
     groups = None if layout.groups is None else fit_groups(layout.groups)
     given = {
         name: replace(g, value_numbers=_fit(g.value_numbers)) for name, g in layout.given.items()
@@ -65,7 +51,7 @@ def fit_groups(groups: Groups) -> Groups:
     """Return groups with the smallest laws that are exact."""
     return Groups(
         groups.samples,
-        _fit_blocks(groups.blocks, (), None),
+        _fit_blocks(groups.blocks, ()),
         None if groups.crc32c is None else _fit(groups.crc32c),
         None if groups.first is None else _fit(groups.first),
         groups.files,
@@ -84,12 +70,12 @@ def _fit(law: Law) -> Law:
 # --- records ---------------------------------------------------------------------------------
 
 
-def _fit_records(records: Records, candidates: tuple[Law, ...], law: str | None) -> Records:
+def _fit_records(records: Records, candidates: tuple[Law, ...]) -> Records:
     align = int(records.frame["psize"]) if records.frame and "psize" in records.frame else 1
-    blocks = _fit_blocks(records.blocks, candidates, law, align)
+    blocks = _fit_blocks(records.blocks, candidates, align)
     order = None if records.order is None else _fit(records.order)
     fitted = replace(records, blocks=blocks, order=order)
-    if law is not None or isinstance(blocks.offsets, Affine):
+    if isinstance(blocks.offsets, Affine):
         return fitted
     offsets = _all(records.blocks.offsets)
     if bool((offsets[1:] >= offsets[:-1]).all()):
@@ -109,7 +95,7 @@ def _in_file_order(records: Records, offsets: Ints, align: int) -> Records:
     order = rank if records.order is None else rank[_all(records.order)]
     lengths = _all(records.blocks.lengths)[by_offset]
     blocks = Blocks(laws.Explicit(offsets[by_offset]), laws.Explicit(lengths), records.blocks.path)
-    return replace(records, blocks=_fit_blocks(blocks, (), None, align), order=laws.fit(order))
+    return replace(records, blocks=_fit_blocks(blocks, (), align), order=laws.fit(order))
 
 
 def nbytes(records: Records) -> int:
@@ -118,16 +104,11 @@ def nbytes(records: Records) -> int:
     return sum(laws.packed_nbytes(law) for law in every if law is not None)
 
 
-def _fit_blocks(
-    blocks: Blocks, candidates: tuple[Law, ...], law: str | None, align: int = 1
-) -> Blocks:
+def _fit_blocks(blocks: Blocks, candidates: tuple[Law, ...], align: int = 1) -> Blocks:
     lengths = _fit(blocks.lengths)
-    if law is None and isinstance(blocks.offsets, Affine):
+    if isinstance(blocks.offsets, Affine):
         return replace(blocks, lengths=lengths)
     offsets = _all(blocks.offsets)
-    if law is not None:
-        forced = _forced(offsets, lengths, candidates, law, align)
-        return replace(blocks, offsets=forced, lengths=lengths)
     return replace(blocks, offsets=_smallest(offsets, lengths, candidates, align), lengths=lengths)
 
 
@@ -161,37 +142,15 @@ def _best_follow(offsets: Ints, lengths: Law, align: int) -> Law:
     return follow.fit(offsets, lengths, frame, step)
 
 
-def _forced(offsets: Ints, lengths: Law, candidates: tuple[Law, ...], law: str, align: int) -> Law:
-    """Return the law called `law`, which has to be exact."""
-    options: list[Law | None] = []
-    if law == "affine":
-        options = [laws.affine.fit(offsets)]
-    elif law == "runs":
-        options = [laws.runs.fit(offsets)]
-    elif law == "table":
-        options = [laws.Table(offsets)]
-    elif law == "follow":
-        options = [_best_follow(offsets, lengths, align)]
-    else:
-        options = [c for c in candidates if c.name == law]
-    for option in options:
-        if option is not None and laws.is_exact(option, offsets):
-            return option
-    raise UsageError(
-        f"the law {law} does not give every offset exactly",
-        fix="leave --law out: the smallest law that does is chosen",
-    )
-
-
 # --- columns ---------------------------------------------------------------------------------
 
 
-def _fit_column(column: Column, name: str, law: str | None) -> Column:
+def _fit_column(column: Column) -> Column:
     grid = column.grid
     if grid is not None:
         masks = None if grid.masks is None else _fit(grid.masks)
         file_numbers = None if grid.file_numbers is None else _fit(grid.file_numbers)
-        grid = replace(grid, blocks=_fit_chunks(grid, law), masks=masks, file_numbers=file_numbers)
+        grid = replace(grid, blocks=_fit_chunks(grid), masks=masks, file_numbers=file_numbers)
     if column.first is None or column.count is None:
         return replace(column, grid=grid)
     count = _fit(column.count)
@@ -204,10 +163,10 @@ def _fit_column(column: Column, name: str, law: str | None) -> Column:
     return replace(column, grid=grid, first=fitted_first, count=count)
 
 
-def _fit_chunks(grid: Grid, law: str | None) -> Blocks:
+def _fit_chunks(grid: Grid) -> Blocks:
     """Return the chunks' laws; those of equal files begin again with every file."""
     blocks = grid.blocks
-    if grid.files is not None and law in (None, "periodic"):
+    if grid.files is not None:
         period = math.prod(grid.files)
         again = [
             fit_periodic(_all(blocks.offsets), period),
@@ -215,4 +174,4 @@ def _fit_chunks(grid: Grid, law: str | None) -> Blocks:
         ]
         if again[0] is not None and again[1] is not None:
             return replace(blocks, offsets=again[0], lengths=again[1])
-    return _fit_blocks(blocks, (), law)
+    return _fit_blocks(blocks, ())

@@ -3,7 +3,7 @@
 Columns are mapped, so that processes of one machine share them, and a row is made when it is asked
 for. In the JSON ``files`` is then an object: ``count``; ``at``, ``nbytes`` and ``blake2b`` of the
 columns in the companion, which follow its tables; and ``columns``, by the keys of a row
-(``unknown`` for all keys that this version does not know; a key that no file has is left out):
+(a key that no file has is left out):
 
 - ``{"all": value}``: the same for every file;
 - ``{"at", "width"}``: a number of so many bytes, little-endian, for each file; ``sampled`` is one
@@ -21,7 +21,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from operator import attrgetter
@@ -44,9 +44,8 @@ MAX_SAMPLES = 1 << 60
 
 _STEP = 1 << 20
 _COUNTED = ("samples", "nbytes", "layout", "files")
-_OWN = ("path", "samples", "layout", "crc32c", "unknown")
+_OWN = ("path", "samples", "layout", "crc32c")
 _OF_IDENTITY = ("nbytes", "mtime_ns", "files", "sampled", "etag", "facts")
-_KNOWN = {*_OWN[:-1], *_OF_IDENTITY, "inode"}
 _DIGITS = re.compile("[0-9a-f]{16}").fullmatch
 
 
@@ -66,8 +65,6 @@ class FileEntry:
         Which of the sidecar's layouts it has.
     crc32c
         The JSON of its checksums; None without.
-    unknown
-        Keys that this version does not know.
     """
 
     path: str
@@ -75,7 +72,6 @@ class FileEntry:
     identity: Identity
     layout: int = 0
     crc32c: Mapping[str, Any] | None = None
-    unknown: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON; `from_json` is the inverse."""
@@ -84,7 +80,7 @@ class FileEntry:
             json["layout"] = self.layout
         if self.crc32c is not None:
             json["crc32c"] = dict(self.crc32c)
-        return {**json, **self.unknown}
+        return json
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> Self:
@@ -102,9 +98,7 @@ class FileEntry:
         crcs = json.get("crc32c")
         if crcs is not None and not isinstance(crcs, Mapping):
             raise TypeError("crc32c is no JSON object")
-        known = json.keys() <= _KNOWN
-        unknown = {} if known else {k: json[k] for k in json if k not in _KNOWN}
-        return cls(path, samples, Identity.from_json(json), layout, crcs, unknown)
+        return cls(path, samples, Identity.from_json(json), layout, crcs)
 
 
 class FileColumns(Sequence[FileEntry]):
@@ -131,7 +125,9 @@ class FileColumns(Sequence[FileEntry]):
         self._numbers: dict[str, Array] = {}
         columns = described["columns"]
         self._paths = self._texts(columns["path"])
-        self._values = {k: self._column(k, columns[k]) for k in columns if k != "path"}
+        self._values = {
+            k: self._column(k, columns[k]) for k in (*_OWN[1:], *_OF_IDENTITY) if k in columns
+        }
         self._row = lru_cache(maxsize=4096)(self._make_row)
         for key in _COUNTED:
             low, high = self.numbers(key).min(initial=0), self.numbers(key).max(initial=0)
@@ -188,7 +184,7 @@ class FileColumns(Sequence[FileEntry]):
         try:
             row = {key: value(number) for key, value in self._values.items()}
             row["path"] = os.fsdecode(_text(*self._paths, number))
-            return FileEntry.from_json({**row.pop("unknown", {}), **row})
+            return FileEntry.from_json(row)
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(
                 "the sidecar does not follow its specification",

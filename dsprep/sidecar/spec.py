@@ -88,8 +88,8 @@ order); see `dsprep.layout.laws`. ``data`` is a packed table: base64, or
 ``crc32c`` of a file: ``{"block": bytes, "data": table}``, the CRC-32C of each block of the file (of
 the data files of a directory back to back, by path); the last block may be shorter.
 
-Unknown keys are kept when a sidecar is read and written again. Nothing in it is executed, and
-every offset is compared with the file before it is used.
+Unknown keys are left out when it is written again. Nothing in it is executed, and every offset is
+compared with the file before it is used.
 """
 
 from __future__ import annotations
@@ -144,7 +144,6 @@ class Content:
     schema: Schema
     files: Sequence[FileEntry]
     lineage: Mapping[str, Any] = field(default_factory=dict)
-    unknown: Mapping[str, Any] = field(default_factory=dict)
     layouts: tuple[Mapping[str, Any], ...] = ()
     reading: Mapping[str, Any] = field(default_factory=dict)
     companion: Mapping[str, Any] | None = None
@@ -200,7 +199,7 @@ class Content:
             json["notes"] = list(self.notes)
         if self.companion is not None:
             json["companion"] = dict(self.companion)
-        return {**json, "lineage": dict(self.lineage), **self.unknown}
+        return {**json, "lineage": dict(self.lineage)}
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any], where: object) -> Self:
@@ -262,7 +261,6 @@ class Content:
             schema,
             files,
             json.get("lineage", {}),
-            {k: v for k, v in json.items() if k not in _KNOWN},
             layouts,
             json.get("reading", {}),
             companion,
@@ -281,9 +279,6 @@ def _unlike(error: Exception, where: object) -> FormatError:
         fix="delete it, or write it again with dsprep provenance",
     )
 
-
-_KNOWN = {"dsprep_sidecar", "format", "samples", "schema", "attrs", "files", "layouts"}
-_KNOWN |= {"reading", "notes", "companion", "lineage", "static"}
 
 SMALL = 1 << 20
 """Bytes of a static array up to which a sidecar has its values."""

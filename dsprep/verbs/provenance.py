@@ -48,7 +48,6 @@ def provenance(
     options: OpenOptions | None = None,
     *,
     out: str | Path | None = None,
-    law: str | None = None,
     checksums: bool = False,
     write: bool = True,
     progress: Progress | None = None,
@@ -65,8 +64,6 @@ def provenance(
         How the dataset is read, recorded in the sidecar; if left out, as an older sidecar states.
     out
         Where to write it, if not beside the dataset.
-    law
-        The law that offsets must follow; the smallest exact one if None.
     checksums
         Read all data once and keep the CRC-32C of every 16 MiB.
     write
@@ -88,7 +85,7 @@ def provenance(
     UnsupportedError
         If the samples have no offsets, as in a TFRecord file that is one gzip stream.
     UsageError
-        If `law` does not hold exactly, or the files have no directory in common.
+        If the files have no directory in common.
     DsprepError, OSError
         If the data are damaged or gone.
     """
@@ -103,7 +100,7 @@ def provenance(
     _check_replaceable(path, names)
     as_before = options.meaning == OpenOptions()
     old = _old(names, format, needed=as_before and not format.keeps_types)
-    hint, looks = None, Looks(law, checksums, progress, executor, workers)
+    hint, looks = None, Looks(checksums, progress, executor, workers)
     before = None if old is None else old[0]
     if before is not None and as_before:
         options, hint = OpenOptions.from_json(before.reading), before.schema
@@ -114,8 +111,6 @@ def provenance(
         if made and before is not None:
             looks, hint = replace(looks, known=made), before.schema
         made = _make(format, names, (options, hint, notes), looks, _lineage(before))
-        if before is not None:
-            made = replace(made, content=_with_unknown(made.content, before))
     made = replace(made, path=path)
     check_located(made)
     if write:
@@ -211,7 +206,7 @@ def _taken_over(
     something else is asked for than what it has.
     """
     content, dataset, path = old
-    other = looks.law or looks.checksums or options.to_json() != dict(content.reading)
+    other = looks.checksums or options.to_json() != dict(content.reading)
     if other or not content.layouts or dataset != dataset_of(files):
         return None
     try:
@@ -270,15 +265,6 @@ def _row(opened: Sidecar, number: int) -> Looked:
     entry, sums = opened.content.files[number], opened.proofs.block_sums(number)
     crcs = None if sums is None or sums[0] != CRC_BLOCK else to_planes(sums[1])
     return opened.layout(number), entry.identity, crcs
-
-
-def _with_unknown(content: Content, old: Content) -> Content:
-    """Return a sidecar with the keys of the one before that this version does not know."""
-    kept = {f.path: f.unknown for f in old.files if f.unknown}
-    files = content.files
-    if kept:
-        files = tuple(replace(f, unknown=kept.get(f.path, {})) for f in files)
-    return replace(content, files=files, unknown=old.unknown)
 
 
 def _lineage(old: Content | None) -> dict[str, Any]:

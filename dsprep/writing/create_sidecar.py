@@ -169,7 +169,7 @@ def _describe(
                 _prove(layout, schema, path, opened, last)
         else:
             with Dataset(format, [path], OpenOptions(), schema) as source:
-                layout = _fitted(source, None)
+                layout = _fitted(source)
         if groups is not None and samples:
             layout = _with_rest(replace(layout, groups=fit.fit_groups(groups)), opened)
         return _made(Content(format.name, schema, ()), [path], [(layout, who, None)], path)
@@ -251,7 +251,6 @@ class Looks:
     the first file is looked at in any case.
     """
 
-    law: str | None = None
     checksums: bool = False
     progress: Progress | None = None
     executor: Executor | None = None
@@ -434,7 +433,7 @@ def _look_at(
     format: Format, files: Sequence[Path], numbers: Sequence[int], how: How, looks: Looks
 ) -> Iterator[tuple[Surveyed, Seen]]:
     """Yield what looking at some of the files gives, in their order; several are at a time."""
-    look = partial(_look, format.name, how, looks.law, looks.checksums)
+    look = partial(_look, format.name, how, looks.checksums)
     if len(numbers) == 1:
         progress = looks.progress if len(files) == 1 else None
         yield from look((0, [str(files[numbers[0]])]), progress)
@@ -461,7 +460,6 @@ def _look_at(
 def _look(
     format_name: str,
     how: How,
-    law: str | None,
     checksums: bool,
     task: tuple[int, list[str]],
     progress: Progress | None = None,
@@ -481,7 +479,7 @@ def _look(
                     source.confirm()
                 layout, crcs, told = None, None, Surveyed.of(source)
                 try:
-                    layout = _fitted(source, law, progress)
+                    layout = _fitted(source, progress)
                 except DsprepError:
                     if not inferring:
                         raise
@@ -517,11 +515,11 @@ def _nameless(schema: Schema, layout: FileLayout | None) -> tuple[Schema, FileLa
     return schema.replace(field), replace(layout, columns={ANY: column})
 
 
-def _fitted(source: Source, law: str | None, progress: Progress | None = None) -> FileLayout:
+def _fitted(source: Source, progress: Progress | None = None) -> FileLayout:
     """Return the layout of one file, by the smallest laws."""
     if not len(source):
         return FileLayout(0, None, {name: Column(None) for name in source.schema.names})
-    return fit.fit(source.extents(progress), law)
+    return fit.fit(source.extents(progress))
 
 
 def _is_final(seen: Seen, fields: Schema) -> bool:

@@ -25,7 +25,7 @@ class Law(ABC):
     Attributes
     ----------
     name
-        How the sidecar and ``--law`` call it.
+        How the sidecar calls it.
     count
         How many numbers there are.
     packed_nbytes

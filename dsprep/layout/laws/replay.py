@@ -93,7 +93,7 @@ class Replay(Law):
                     "the law of an LMDB file leads where it does not hold",
                     expected="a free database of one page",
                     found=self.to_json(Tables()),
-                    fix="write the sidecar again with dsprep provenance --law runs",
+                    fix="write the sidecar again with dsprep provenance",
                 ) from None
             self._law = build.law()  # threads that come at once make the same
         return self._law

@@ -6,7 +6,7 @@
 ============ ====================================================================================
 
 Only the sidecar is read, the data are not touched. A file gets its name when it is complete, and
-none is overwritten unless that is requested.
+none is overwritten.
 """
 
 from __future__ import annotations
@@ -45,8 +45,6 @@ def export(
     sidecar: Sidecar,
     kind: str,
     out: Path | None = None,
-    *,
-    overwrite: bool = False,
     notes: list[str] | None = None,
 ) -> list[Path]:
     """Write what `kind` of reader needs to find the samples.
@@ -60,8 +58,6 @@ def export(
     out
         A directory for the files; or, if it is not one and the kind has one file, that file. None:
         beside the dataset, or beside each of its files.
-    overwrite
-        Whether files that are there are replaced.
     notes
         Gets a clause for everything that was left out.
 
@@ -84,10 +80,10 @@ def export(
         )
     module = import_module(f"dsprep.sidecar.export.{kind.replace('-', '_')}")
     outputs: Outputs = module.outputs(sidecar, notes if notes is not None else [])
-    return _write_all(outputs, sidecar.dataset.parent, out, overwrite)
+    return _write_all(outputs, sidecar.dataset.parent, out)
 
 
-def _write_all(outputs: Outputs, beside: Path, out: Path | None, overwrite: bool) -> list[Path]:
+def _write_all(outputs: Outputs, beside: Path, out: Path | None) -> list[Path]:
     """Write the files, each under a temporary name first: all of them or none; see `export`."""
     if out is None:
         paths = [beside / name for name in outputs]
@@ -99,7 +95,7 @@ def _write_all(outputs: Outputs, beside: Path, out: Path | None, overwrite: bool
         raise UsageError(
             f"the export has {len(outputs)} files", found=out, fix="name a directory that exists"
         )
-    _refuse_existing(paths, out is not None, overwrite)
+    _refuse_existing(paths, out is not None)
     temporary = [p.with_name(f".{p.name}.{secrets.token_hex(4)}.tmp") for p in paths]
     try:
         for path, content in zip(temporary, outputs.values(), strict=True):
@@ -108,7 +104,7 @@ def _write_all(outputs: Outputs, beside: Path, out: Path | None, overwrite: bool
                 file.writelines(content())
                 file.flush()
                 sync(file.fileno())
-        _refuse_existing(paths, out is not None, overwrite)
+        _refuse_existing(paths, out is not None)
         for a, b in zip(temporary, paths, strict=True):
             a.replace(b)
     finally:
@@ -119,10 +115,10 @@ def _write_all(outputs: Outputs, beside: Path, out: Path | None, overwrite: bool
     return paths
 
 
-def _refuse_existing(paths: Sequence[Path], chosen: bool, overwrite: bool) -> None:
+def _refuse_existing(paths: Sequence[Path], chosen: bool) -> None:
     """Raise `TargetError` if a file exists: there is no way to know what wrote it."""
     for path in paths:
-        if path.is_dir() or (os.path.lexists(path) and not overwrite):
+        if path.is_dir() or os.path.lexists(path):
             ours = "" if chosen else ", or remove this one if it is an earlier export"
             raise TargetError(
                 "a file of this name is there already, and is not replaced",
