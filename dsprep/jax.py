@@ -139,11 +139,6 @@ class Batches(ReaderLoops[B]):
         return f"<Batches in JAX of {self.reader!r}>"
 
 
-def batches(path: Paths, batch_size: int, *, sharding: Any = None, **options: Any) -> Batches:
-    """Return `Batches`."""
-    return Batches(path, batch_size, sharding=sharding, **options)
-
-
 def takes(dtype: DType) -> bool:
     """Whether values of a dtype become a JAX array."""
     if is_extension(dtype):

@@ -6,6 +6,7 @@ import getpass
 import json
 import platform
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,11 @@ def test_mounts(path, kind, options):
     assert [o for o in mount.options if machine.OPTIONS.fullmatch(o)] == options
 
 
-def test_mount_points_of_people_are_not_told():
-    assert machine._personal("/home/alice")
-    assert machine._personal("/home")
-    assert machine._personal("/scratch/alice")
-    assert not machine._personal("/scratch")
-    assert not machine._personal("/")
+@pytest.mark.parametrize(
+    ("point", "is_told"),
+    [("/home/alice", False), ("/Users", False), ("/scratch/alice", False), ("/scratch", True)],
+)
+def test_mount_points_of_people_are_not_told(point, is_told, monkeypatch, tmp_path):
+    mount = replace(mount_of(tmp_path), point=point)
+    monkeypatch.setattr(machine, "mount_of", lambda path: mount)
+    assert ("mount_point" in machine.describe(tmp_path)["file_system"]) == is_told

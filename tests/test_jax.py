@@ -20,7 +20,7 @@ from dsprep.errors import UsageError
 
 jax = pytest.importorskip("jax")
 
-from dsprep.jax import Batches, batches, put  # noqa: E402
+from dsprep.jax import Batches, put  # noqa: E402
 
 plain, mixed = adapter_contract.plain, adapter_contract.mixed
 
@@ -29,7 +29,7 @@ class TestJax(LoopsContract):
     lacking = Field("t", np.dtype("S3"))
 
     def batches(self, path, **options):
-        return batches(path, 8, **options)
+        return Batches(path, 8, **options)
 
     def address(self, x):
         assert isinstance(x, jax.Array)

@@ -77,7 +77,7 @@ def test_same_arguments_same_bytes_and_other_seed_other_bytes(name, tmp_path):
 
 def test_unknown_name_is_refused_with_the_names(tmp_path):
     for call in (lambda: describe("mnist"), lambda: synth("mnist", tmp_path / "x")):
-        with pytest.raises(UsageError, match=r"cosmoflow-h5, .*nova"):
+        with pytest.raises(UsageError, match=r"cosmoflow-h5, .*oc20"):
             call()
     assert not list(tmp_path.iterdir())
 
@@ -93,9 +93,8 @@ def test_an_existing_target_is_replaced_only_if_asked(name, tmp_path):
     (out.parent / "x.dsprep.json").write_text("{}")
     synth(name, out, samples=3, scale=TINY, overwrite=True)
     assert contents(out) != before
-    synth(
-        "nova" if name == "caffe-cifar" else "deepcam", out, samples=1, scale=TINY, overwrite=True
-    )
+    other = "ffn-coords" if name == "caffe-cifar" else "deepcam"  # a file in place of a directory
+    synth(other, out, samples=1, scale=TINY, overwrite=True)
     assert listing(out.parent) == ["x"]
 
 

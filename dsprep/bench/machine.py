@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from dsprep.core.memory import free_memory, total_memory
+from dsprep.core.memory import total_memory
 from dsprep.storage.mounts import existing, mount_of
 from dsprep.storage.ring import way
 from dsprep.writing import stripes
@@ -44,11 +44,9 @@ def describe(path: Path) -> dict[str, Any]:
         "cores_usable": lambda: len(os.sched_getaffinity(0)),
         "cores": os.cpu_count,
         "memory_bytes": total_memory,
-        "memory_free_bytes": free_memory,
         "system": lambda: f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": lambda: f"{platform.python_implementation()} {platform.python_version()}",
         "packages": _packages,
-        "page_bytes": lambda: os.sysconf("SC_PAGE_SIZE"),
         "scattered_reads": way,
         "file_system": lambda: _file_system(at),
         "stripe": lambda: {"bytes": stripes.detect(at).nbytes},
@@ -78,10 +76,8 @@ def _cpu() -> str:
     for line in text_of(Path("/proc/cpuinfo")).splitlines():
         key, _, value = line.partition(":")
         facts.setdefault(key.strip(), value.strip())
-    name = facts.get("model name") or facts.get("cpu") or facts.get("Processor")
-    if name:
-        return name
-    return f"{platform.machine()}, implementer {facts['CPU implementer']} part {facts['CPU part']}"
+    part = f"{platform.machine()}, implementer {facts.get('CPU implementer')}"
+    return facts.get("model name") or f"{part} part {facts['CPU part']}"
 
 
 def _packages() -> dict[str, str]:
@@ -103,19 +99,10 @@ def _file_system(at: Path) -> dict[str, Any]:
     mount = mount_of(at)
     if mount is None:
         return {}
-    room = os.statvfs(at)
     facts: dict[str, Any] = {"type": mount.kind}
-    if not _personal(mount.point):
+    names = Path(mount.point).parts  # which may be those of a person, or of the data
+    if len(names) <= 2 and not {"home", "users"} & {name.lower() for name in names}:
         facts["mount_point"] = mount.point
     facts["options"] = [o for o in mount.options if OPTIONS.fullmatch(o)]
-    facts["block_bytes"] = room.f_bsize
-    facts["bytes"] = room.f_frsize * room.f_blocks
-    facts["free_bytes"] = room.f_frsize * room.f_bavail
     ahead = text_of(Path("/sys/class/bdi") / mount.device / "read_ahead_kb").strip()
     return {**facts, "read_ahead_kb": int(ahead)} if ahead.isdecimal() else facts
-
-
-def _personal(point: str) -> bool:
-    """Whether a mount point may be named after a person or the data."""
-    depth = len(Path(point).parts) - 1
-    return depth > 1 or bool({"home", "users"} & {p.lower() for p in Path(point).parts})

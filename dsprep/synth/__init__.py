@@ -19,13 +19,13 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsprep.errors import TargetError, UsageError
+from dsprep.errors import TargetError, UsageError, require
 from dsprep.sidecar.spec import NAMES
 from dsprep.source.files import check_replaceable
 from dsprep.storage.atomic import put
 from dsprep.storage.durable import sync, sync_directory
 from dsprep.storage.trees import remove
-from dsprep.synth import caffe, cosmic, cosmoflow, deepcam, ffn, neuron, nova, oc20  # noqa: F401
+from dsprep.synth import caffe, cosmic, cosmoflow, deepcam, ffn, neuron, oc20  # noqa: F401
 from dsprep.synth.job import RECIPES, Progress, Recipe, SynthJob
 
 __all__ = ["Synthesised", "describe", "names", "synth"]
@@ -135,34 +135,28 @@ def synth(
 
 
 def _recipe(name: str) -> Recipe:
-    if name not in RECIPES:
-        raise UsageError(f"there is no dataset {name!r}", expected="one of " + ", ".join(RECIPES))
+    expected = "one of " + ", ".join(RECIPES)
+    require(name in RECIPES, UsageError, f"there is no dataset {name!r}", expected=expected)
     return RECIPES[name]
 
 
 def _check(job: SynthJob, out: Path) -> None:
     """Raise `UsageError` unless the job can be done."""
-    if not out.name:
-        raise UsageError(f"{str(out)!r} is not a name for an output")
-    if job.samples < 1:
-        raise UsageError(f"cannot make {job.samples} samples", expected="at least 1")
-    if not 0 < job.scale <= 1:
-        raise UsageError(f"scale {job.scale} is not possible", expected="above 0, at most 1")
-    if job.seed < 0:
-        raise UsageError(f"seed {job.seed} is not possible", expected="at least 0")
+    require(out.name, UsageError, f"{str(out)!r} is not a name for an output")
+    words, expected = f"cannot make {job.samples} samples", "at least 1"
+    require(job.samples >= 1, UsageError, words, expected=expected)
+    words, expected = f"scale {job.scale} is not possible", "above 0, at most 1"
+    require(0 < job.scale <= 1, UsageError, words, expected=expected)
+    words, expected = f"seed {job.seed} is not possible", "at least 0"
+    require(job.seed >= 0, UsageError, words, expected=expected)
 
 
 def _check_target(out: Path, overwrite: bool) -> None:
     """Raise `TargetError` if something is at `out` that may not be replaced."""
-    if not os.path.lexists(out):
-        return
-    if not overwrite:
-        raise TargetError(
-            "the output exists already",
-            where=out,
-            fix="choose another name, or overwrite it with --overwrite",
-        )
-    check_replaceable(out)
+    if os.path.lexists(out):
+        fix = "choose another name, or overwrite it with --overwrite"
+        require(overwrite, TargetError, "the output exists already", where=out, fix=fix)
+        check_replaceable(out)
 
 
 def _files(path: Path) -> list[Path]:

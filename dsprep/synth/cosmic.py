@@ -122,15 +122,8 @@ def _joined(planes: list[Array]) -> Array:
 
 
 def _dataset(file: Any, name: str, dtype: Any, chunk: int) -> Any:
-    return file.create_dataset(
-        name,
-        (0,),
-        dtype,
-        chunks=(chunk,),
-        maxshape=(None,),
-        compression="gzip",
-        compression_opts=1,
-    )
+    how = {"compression": "gzip", "compression_opts": 1}
+    return file.create_dataset(name, (0,), dtype, chunks=(chunk,), maxshape=(None,), **how)
 
 
 class _Sparse:

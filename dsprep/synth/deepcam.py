@@ -42,12 +42,6 @@ def _weather(rng: np.random.Generator, height: int, width: int) -> tuple[Array, 
     return data, labels
 
 
-def _moments(data: Array) -> Array:
-    """Return mean, mean square, minimum and maximum of each channel: float64, (4, 16)."""
-    pixels = data.reshape(-1, CHANNELS).astype(np.float64)
-    return np.stack((pixels.mean(0), np.square(pixels).mean(0), pixels.min(0), pixels.max(0)))
-
-
 def _statistics(moments: list[Array]) -> dict[str, Array]:
     """Return the datasets of ``stats.h5``, by the moments of each sample."""
     mean, squares, low, high = np.stack(moments, axis=1)
@@ -76,8 +70,10 @@ def _write(job: SynthJob) -> Opening:
                 data, labels = _weather(job.rng("deepcam", part, i), height, width)
                 file.create_dataset("climate/data", data=data, dtype="<f4")
                 file.create_dataset("climate/labels_0", data=labels, dtype="<i8")
-            if part == 0:
-                moments.append(_moments(data))
+            if part == 0:  # mean, mean square, minimum and maximum of each channel
+                pixels = data.reshape(-1, CHANNELS).astype(np.float64)
+                squares = np.square(pixels).mean(0)
+                moments.append(np.stack((pixels.mean(0), squares, pixels.min(0), pixels.max(0))))
             done += 1
             job.done(done)
     with hdf5_file(job.path / "stats.h5") as file:

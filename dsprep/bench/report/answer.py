@@ -43,11 +43,10 @@ def required_bandwidth(batch: float, sample_nbytes: float, step_seconds: float) 
 def answer(report: BenchReport) -> tuple[str, ...]:
     """Return the closing words, paragraph by paragraph."""
     if report.swept:
-        parts = [sweeping.words(report)]
-    else:
-        rows = {r.name: r for r in report.rows if not r.failure}
-        today = way_of_today(report, rows)
-        parts = [_need(report, rows), _bottleneck(report, rows, today), _help(rows, today)]
+        return tuple(filter(None, [sweeping.words(report)]))
+    rows = {r.name: r for r in report.rows if not r.failure}
+    today = way_of_today(report, rows)
+    parts = [_need(report, rows), _bottleneck(report, rows, today), _help(rows, today)]
     return tuple(filter(None, parts))
 
 
@@ -63,9 +62,10 @@ def way_of_today(report: BenchReport, rows: dict[str, Row]) -> str:
     named = [str(n) for n in settings.get("named", ()) if n in rows and n not in OURS]
     if named:
         return min(named, key=lambda n: rows[n].median(RATE) or 0)
-    plain = TODAY.get(str(report.dataset.get("format")), ())
-    here = any(_is_in_place(report, n) for n in plain)
-    ways = (*plain, IN_PLACE) if here else (IN_PLACE, *plain)
+    ways = sorted(
+        (*TODAY.get(str(report.dataset.get("format")), ()), IN_PLACE),
+        key=lambda n: not _is_in_place(report, n),
+    )
     return next((n for n in ways if n in rows), "")
 
 

@@ -33,23 +33,15 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
-def _parse_buffer(text: str) -> tuple[bool, int]:
-    """Return whether a size of groups is in bytes, and its bytes or samples."""
-    is_bytes = not text.isdigit()
-    return is_bytes, (parse_nbytes if is_bytes else parse_count)(text)
-
-
-def _parse_engine(text: str) -> str:
-    expected = f"some of {','.join(engines.NAMES)}"
-    require(text in engines.NAMES, UsageError, f"{text!r} is not an engine", expected=expected)
-    return text
-
-
 PARAMETERS: dict[str, Callable[[str], Any]] = {
-    "buffer-size": _parse_buffer,
+    # whether it is in bytes, and how many bytes or samples
+    "buffer-size": lambda text: (
+        not text.isdigit(),
+        (parse_count if text.isdigit() else parse_nbytes)(text),
+    ),
     "transfer-size": parse_nbytes,
     "tier-size": lambda text: str(Size.parse(text)),
-    "engine": _parse_engine,
+    "engine": lambda text: engines.make(text).name,
     **dict.fromkeys(
         ("threads", "ranks", "batch-size", "buffers", "repeats", "mini-epochs"), parse_count
     ),

@@ -11,14 +11,6 @@ from dsprep.bench.task import Drawn, Task
 from dsprep.core.schema import Batch
 
 
-def _length(item: Any) -> int:
-    return len(next(iter(item.values())))
-
-
-def _itself(item: Any) -> Batch:
-    return item  # type: ignore[no-any-return]
-
-
 @dataclass(frozen=True)
 class Way:
     """A way of reading that is open, in a process of its own.
@@ -31,8 +23,9 @@ class Way:
     """
 
     epoch: Callable[[int], Iterator[Any]]
-    size: Callable[[Any], int] = _length  # the samples in an item, at once
-    batch: Callable[[Any], Batch] = _itself  # an item as dsprep's batches are; not timed
+    # the samples in an item, at once
+    size: Callable[[Any], int] = lambda item: len(next(iter(item.values())))
+    batch: Callable[[Any], Batch] = lambda item: item  # as dsprep's batches are; not timed
     steps: Callable[[int], int] | None = None  # of an epoch; None: the task's
     drawn: Callable[[int], Drawn | None] | None = None  # the tiers that an epoch came from
 

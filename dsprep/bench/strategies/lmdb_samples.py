@@ -12,11 +12,12 @@ import numpy as np
 from dsprep.bench.delays import delay_of
 from dsprep.bench.strategies.base import Way
 from dsprep.bench.task import Task
-from dsprep.core.schema import Batch, Ints
+from dsprep.core.schema import Batch
 from dsprep.core.spans import offsets_of
-from dsprep.errors import FormatError
-from dsprep.formats.lmdb.keys import Keys
+from dsprep.errors import FormatError, require
+from dsprep.formats.lmdb.keys import plan_keys
 from dsprep.formats.lmdb.values import Values
+from dsprep.formats.options import WriteOptions
 
 
 def opened(path: Path) -> Any:
@@ -35,14 +36,9 @@ def _transaction(task: Task, resources: ExitStack) -> Any:
         If it does not hold one record per sample.
     """
     env = resources.enter_context(opened(task.path))
-    entries = int(env.stat()["entries"])
-    if entries != task.samples:
-        raise FormatError(
-            "the environment does not hold a record per sample",
-            where=task.path,
-            expected=task.samples,
-            found=entries,
-        )
+    entries, words = int(env.stat()["entries"]), "the environment does not hold a record per sample"
+    facts = {"where": task.path, "expected": task.samples, "found": entries}
+    require(entries == task.samples, FormatError, words, **facts)
     return resources.enter_context(env.begin(buffers=True))
 
 
@@ -56,53 +52,20 @@ def _decoder(task: Task) -> Callable[[Sequence[Any]], Batch]:
     def decoded(records: Sequence[Any]) -> Batch:
         lengths = np.fromiter(map(len, records), np.int64, len(records))
         delay(int(lengths.sum()), len(records))
-        if values.ragged:
-            data = np.frombuffer(b"".join(records), np.uint8)
-            return values.decode(data, offsets_of(lengths)[:-1], lengths, label)
-        values.check_lengths(lengths, label)
-        batch: Batch = {}
-        parts, at = [], 0
-        for f in values.fixed:
-            batch[f.name] = column = np.empty((len(records), *f.inner), f.dtype)
-            if f.row_nbytes:
-                rows = column.reshape(-1).view(np.uint8).reshape(-1, f.row_nbytes)
-                parts.append((rows, at, f.row_nbytes))
-                at += f.row_nbytes
-        for i, record in enumerate(records):
-            for rows, at, nbytes in parts:
-                rows[i] = np.frombuffer(record, np.uint8, nbytes, at)
-        return batch
+        data = np.frombuffer(b"".join(records), np.uint8)
+        return values.decode(data, offsets_of(lengths)[:-1], lengths, label)
 
     return decoded
 
 
 def open_get(task: Task, resources: ExitStack) -> Way:
-    """Open records by their keys, as a map-style dataset over LMDB reads them, shuffled.
-
-    If the first and the last key are decimal numbers of one width, as dsprep writes them, all
-    others are computed. Otherwise a cursor walks over all of them, which reads every leaf of the
-    tree.
-    """
+    """Open records by their keys, as a map-style dataset over LMDB reads them, shuffled."""
     txn, decoded = _transaction(task, resources), _decoder(task)
-    with txn.cursor() as cursor:
-        first = bytes(cursor.key()) if cursor.first() else b""
-        last = bytes(cursor.key()) if cursor.last() else b""
-        numbers = Keys(b"", b"", len(first), b"0123456789")
-        ends = (numbers.one(0), numbers.one(max(0, task.samples - 1)))
-        known: list[bytes] | None = None
-        if ends != (first, last):
-            cursor.first()
-            known = [bytes(key) for key in cursor.iternext(keys=True, values=False)]
-
-    def keys_of(indices: Ints) -> list[bytes]:
-        if known is not None:
-            return [known[i] for i in indices.tolist()]
-        width, made = numbers.nbytes, numbers.make(indices).tobytes()
-        return [made[at : at + width] for at in range(0, len(made), width)]
+    keys = plan_keys(WriteOptions().key_format, task.samples)
 
     def epoch(number: int) -> Iterator[Any]:
         for indices in task.batches(number):
-            records = [txn.get(key) for key in keys_of(indices)]
+            records = [txn.get(keys.one(i)) for i in indices.tolist()]
             if None in records:
                 missing = int(indices[records.index(None)])
                 raise FormatError("a key is missing", where=f"{task.path}, sample {missing}")

@@ -20,11 +20,6 @@ from dsprep.bench.task import Task
 from dsprep.core.schema import Array, Column, Field, Ints, Ragged
 from dsprep.errors import FormatError
 
-DIRECT_NBYTES = 512 << 10
-"""Samples from this size on are read by h5py's ``read_direct`` right into the batch. It saves a
-copy and fresh memory, and costs some 30 us a call more than indexing, for which h5py has a short
-cut."""
-
 
 class Stored:
     """A field in an open `h5py.File` or `zarr.Group`; `values` is the library's array of it."""
@@ -45,7 +40,6 @@ class Stored:
             raise FormatError(
                 f"there is no {'group' if field.ragged else 'array'} of {field}", where=where
             ) from error
-        self._is_direct = nbytes >= DIRECT_NBYTES and hasattr(node, "read_direct")
         if (rows, nbytes) != (task.samples, field.row_nbytes):
             raise FormatError(
                 f"the array does not hold {field}",
@@ -54,47 +48,24 @@ class Stored:
                 found=f"{rows} samples, {nbytes} bytes a row",
             )
 
-    def read(self, index: int) -> Array:
-        """Return the stored rows of a sample, or its row of a fixed field."""
-        place: int | slice = index
-        if self.field.ragged:
-            first = int(self._first[index])
-            place = slice(first, first + int(self._count[index]))
-        rows: Array = self.values[place]
-        self._delay(rows.nbytes, 1)
-        return rows
-
     def sample(self, index: int) -> Array:
         """Return a sample's value, as the schema says; 1-D uint8 for `bytes` and `str`."""
-        rows = np.asarray(self.read(index), self.values.dtype)  # a lone string loses its NULs
-        shape = (int(self._count[index]),) if self.field.ragged else ()
-        return as_field(rows, self.field, (*shape, *self.field.inner))
-
-    def room(self, count: int) -> Any:
-        """Return where `put` leaves `count` samples."""
+        place: int | slice = index
+        shape: tuple[int, ...] = self.field.inner
         if self.field.ragged:
-            return []
-        return np.empty((count, *self.values.shape[1:]), self.values.dtype)
+            first, count = int(self._first[index]), int(self._count[index])
+            place, shape = slice(first, first + count), (count, *shape)
+        rows = np.asarray(self.values[place], self.values.dtype)  # a lone string loses its NULs
+        self._delay(rows.nbytes, 1)
+        return as_field(rows, self.field, shape)
 
-    def put(self, room: Any, at: int, index: int) -> None:
-        """Read a sample into row `at` of a batch, by the faster of h5py's two ways."""
-        if self.field.ragged:
-            room.append(self.read(index))
-        elif self._is_direct:
-            self.values.read_direct(room[at : at + 1], slice(index, index + 1))
-            self._delay(room[at].nbytes, 1)
-        else:
-            room[at] = self.read(index)
-
-    def column(self, room: Any, indices: Ints) -> Column:
-        """Return the samples that `put` left."""
+    def column(self, indices: Ints) -> Column:
+        """Return several samples, read one by one."""
+        samples = [self.sample(i) for i in indices.tolist()]
         if not self.field.ragged:
-            return as_field(room, self.field, (len(indices), *self.field.inner))
-        lengths = self._count[indices]
-        dtype = self.values.dtype
-        rows = np.concatenate([np.empty((0, *self.values.shape[1:]), dtype), *room], dtype=dtype)
-        shape = (int(lengths.sum()), *self.field.inner)
-        return Ragged.from_lengths(as_field(rows, self.field, shape), lengths, self.field.kind)
+            return np.stack(samples)
+        rows = np.concatenate([np.empty((0, *self.field.inner), self.field.dtype), *samples])
+        return Ragged.from_lengths(rows, self._count[indices], self.field.kind)
 
 
 def _sample_by_sample(task: Task, fields: Sequence[Stored]) -> Way:
@@ -102,11 +73,7 @@ def _sample_by_sample(task: Task, fields: Sequence[Stored]) -> Way:
 
     def epoch(number: int) -> Iterator[Any]:
         for indices in task.batches(number):
-            both = [(s, s.room(len(indices))) for s in fields]
-            for at, index in enumerate(indices.tolist()):
-                for stored, room in both:
-                    stored.put(room, at, index)
-            yield {s.field.name: s.column(room, indices) for s, room in both}
+            yield {stored.field.name: stored.column(indices) for stored in fields}
 
     return Way(epoch)
 

@@ -27,13 +27,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from dsprep.bench.strategies.base import Way
 from dsprep.bench.strategies.lmdbio.node import Neighbours
 from dsprep.bench.strategies.lmdbio.records import Cursor, Records, computed, explicit, table
 from dsprep.bench.task import Task
-from dsprep.core.schema import Batch, Bytes, Ints
+from dsprep.core.schema import Batch
 from dsprep.formats.lmdb import data_file
 from dsprep.formats.lmdb.values import Values
 from dsprep.reader.memory import PAGE
@@ -117,25 +118,38 @@ def open_steps(task: Task, resources: ExitStack, *, level: int) -> Way:
     name = f"{task.strategy}-{task.key}-{root}-{task.opening}"
     is_root = task.rank == assigned.members(root)[0]
     records = _records_of(task, resources, level) if is_root else None
-    node = Neighbours(name, assigned.members(root), task.rank)
+    nbytes = 16 * task.samples + data_file(task.path).stat().st_size + PAGE
+    node = Neighbours(name, assigned.members(root), task.rank, nbytes)
     resources.callback(node.close)
     turn: Callable[[], AbstractContextManager[None]] = nullcontext
     if level >= STAG:
         tokens = Local(f"bench {task.strategy} {task.key}", task.stagger)
         turn = partial(Stagger(tokens, 1), lambda: False)
-    if records is not None and (first := next(assigned.windows(), None)) is not None:
-        low, high = assigned.span(first, root)
-        each = data_file(task.path).stat().st_size / assigned.samples
-        node.memory(int((high - low) * (16 + each)))[::PAGE] = 0  # its pages are there in time
-    read = partial(_read, task, assigned, root, records, node, turn, _decoder(task))
+    values = Values(task.schema)
+
+    def read(window: Window) -> Iterator[Batch]:
+        """Yield the batches of what is read at a time."""
+        low, high = assigned.span(window, root)
+        if records is not None and high > low:
+            with turn():
+                records(low, high, node.memory)
+        node.begin()
+        starts, lengths = table(node.memory, high - low)
+        for step in range(window[2]):
+            first, stop = assigned.part(window, task.rank, step)
+            own, label = slice(first - low, stop - low), partial(_label, task.path, first)
+            batch = values.decode(node.memory, starts[own], lengths[own], label)
+            if step == window[2] - 1:
+                node.end()
+            if stop > first:
+                yield batch
+            del batch
 
     def epoch(number: int) -> Iterator[Any]:
         done = False
         try:
             for window in assigned.windows():
                 yield from read(window)
-            if node.is_root:
-                node.memory(0)  # nobody looks at it any more
             done = True
         finally:
             if not done:  # the others are not to wait for what does not come
@@ -144,42 +158,8 @@ def open_steps(task: Task, resources: ExitStack, *, level: int) -> Way:
     return Way(epoch)
 
 
-def _read(
-    task: Task,
-    assigned: Assignment,
-    root: int,
-    records: Records | None,
-    node: Neighbours,
-    turn: Callable[[], AbstractContextManager[None]],
-    decoded: Callable[[Bytes, Ints, Ints, int], Batch],
-    window: Window,
-) -> Iterator[Batch]:
-    """Yield the batches of what is read at a time."""
-    low, high = assigned.span(window, root)
-    if records is not None and high > low:
-        records(low, high, node.memory, turn)
-    memory = node.look()
-    starts, lengths = table(memory, high - low)
-    for step in range(window[2]):
-        first, stop = assigned.part(window, task.rank, step)
-        mine = slice(first - low, stop - low)
-        batch = decoded(memory, starts[mine], lengths[mine], first)
-        if step == window[2] - 1:
-            del memory, starts, lengths
-            node.looked()
-        if stop > first:
-            yield batch
-        del batch
-
-
-def _decoder(task: Task) -> Callable[[Bytes, Ints, Ints, int], Batch]:
-    """Return what copies records out of the shared memory, and takes them apart."""
-    values = Values(task.schema)
-
-    def decoded(memory: Bytes, starts: Ints, lengths: Ints, first: int) -> Batch:
-        return values.decode(memory, starts, lengths, lambda i: f"{task.path}, record {first + i}")
-
-    return decoded
+def _label(path: Path, first: int, i: int) -> str:
+    return f"{path}, record {first + i}"
 
 
 def _steps_of(task: Task, roots: int) -> int:

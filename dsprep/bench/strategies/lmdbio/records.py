@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -28,13 +28,7 @@ from dsprep.storage.ranges import as_bytes, pread_into
 NEAR = 256 << 10
 """Bytes between two records that are read along, such as pages of the tree."""
 
-Memory: TypeAlias = Callable[[int], Bytes]
-"""Gives memory of at least that many bytes."""
-
-Turn: TypeAlias = Callable[[], AbstractContextManager[Any]]
-"""Entered while data are read."""
-
-Records: TypeAlias = Callable[[int, int, Memory, Turn], None]
+Records: TypeAlias = Callable[[int, int, Bytes], None]
 """Reads the values of records ``first <= i < stop`` into memory."""
 
 Offsets: TypeAlias = Callable[[int, int], tuple[Ints, Ints]]
@@ -88,19 +82,17 @@ class Cursor:
         if not there:
             raise FormatError(f"there is no record {record}", where=self._path)
 
-    def read(self, first: int, stop: int, memory: Memory, turn: Turn) -> None:
+    def read(self, first: int, stop: int, memory: Bytes) -> None:
         """Copy the values of records ``first <= i < stop`` out of the mapping."""
-        with turn():
-            values = self.values(first, stop)
-            lengths = np.array([len(v) for v in values], np.int64)
-            self._delay(int(lengths.sum()), len(values))
-            head = 16 * len(values)
-            out = memory(head + int(lengths.sum()))
-            starts, sizes = table(out, len(values))
-            starts[:], sizes[:] = head + np.cumsum(lengths) - lengths, lengths
-            view = as_bytes(out)
-            for value, at, size in zip(values, starts.tolist(), lengths.tolist(), strict=True):
-                view[at : at + size] = value
+        values = self.values(first, stop)
+        at, view = 16 * len(values), as_bytes(memory)
+        starts, lengths = table(memory, len(values))
+        lengths[:] = [len(v) for v in values]
+        starts[:] = at + np.cumsum(lengths) - lengths
+        self._delay(int(lengths.sum()), len(values))
+        for value in values:
+            view[at : at + len(value)] = value
+            at += len(value)
 
     def offsets(self, first: int, stop: int) -> tuple[Ints, Ints]:
         """Return offsets and lengths of values: their addresses, less that of the mapping."""
@@ -153,21 +145,19 @@ def explicit(task: Task, source: Offsets, resources: ExitStack) -> Records:
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     resources.callback(os.close, fd)
 
-    def read(first: int, stop: int, memory: Memory, turn: Turn) -> None:
+    def read(first: int, stop: int, memory: Bytes) -> None:
         offsets, lengths = source(first, stop)
         starts, ranges = _joined(offsets, lengths)
         done = 16 * (stop - first)
-        out = memory(done + sum(b - a for a, b in ranges))
-        at, sizes = table(out, stop - first)
+        at, sizes = table(memory, stop - first)
         at[:], sizes[:] = starts + done, lengths
-        with turn():
-            for low, high in ranges:
-                step = task.transfer_size or max(1, high - low)
-                for a in range(low, high, step):
-                    size = min(step, high - a)
-                    pread_into(fd, out[done : done + size], a, file)
-                    delay(size, 1)
-                    done += size
+        for low, high in ranges:
+            step = task.transfer_size or max(1, high - low)
+            for a in range(low, high, step):
+                size = min(step, high - a)
+                pread_into(fd, memory[done : done + size], a, file)
+                delay(size, 1)
+                done += size
 
     return read
 
