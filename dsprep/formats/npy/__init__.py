@@ -64,7 +64,10 @@ class Numpy(Format):
         """Return the common names of files of one array each, and which first axes vary."""
         own = other
         if alone := len(one) == len(other) == 1:
-            name = common_name(one.names[0], other.names[0])
+            (a,), (b,) = one, other
+            name = common_name(a.name, b.name)
+            if (name, b.dtype, b.shape) == (a.name, a.dtype, a.shape):  # of many files, most
+                return one
             one, other = (s.replace(replace(s.fields[0], name=name)) for s in (one, other))
         merged = _together(one, other, whole_file=options.sample_axis == "none")
         if merged is None and alone:
