@@ -17,6 +17,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from support import fails
 
 from dsprep.bench import child, counters, running, sums
 from dsprep.bench.reading import bench_read, chosen, plan_read
@@ -312,8 +313,7 @@ def test_the_table_is_true():
     for name, entry in STRATEGIES.items():
         assert entry.missing or callable(entry.load()), name
     assert {name for names in SETS.values() for name in names} <= set(STRATEGIES)
-    with pytest.raises(DsprepError, match="not a strategy"):
-        find("nosuch")
+    fails(lambda: find("nosuch"), DsprepError, "not a strategy")
 
 
 def test_peers_are_those_that_are_installed(monkeypatch):

@@ -14,7 +14,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from support import STRUCT, random_batch, raw, write_batch
+from support import STRUCT, fails, random_batch, raw, write_batch
 
 import dsprep
 from dsprep import formats
@@ -279,8 +279,7 @@ OF_USER = [n for n in SAMPLEWISE if find(n).container in ("hdf5", "lmdb", "zarr"
 def test_files_with_other_samples_are_refused(datasets, name):
     path, _ = datasets("scalar", name)
     strategy = strategy_of(name, path, SCHEMAS["scalar"], samples=COUNT + 1)
-    with pytest.raises(FormatError, match="expected 38"):
-        strategy.open()
+    fails(lambda: strategy.open(), FormatError, "expected 38")
     strategy.close()
     assert left_open(path) == []
 

@@ -6,7 +6,7 @@ import os
 import time
 
 import pytest
-from support import cli
+from support import cli, fails
 from test_cache import compared, repacked
 
 import dsprep
@@ -79,5 +79,4 @@ def test_what_is_removed_is_chosen(path, cache, tmp_path, monkeypatch):
     assert len(run("purge", cache, "--all", "--json")["removed"]) == 2
     assert [p.name for p in cache.iterdir()] == ["dsprep-cache.lock"]
     for wrong in ({}, {"everything": True, "dataset": other}):
-        with pytest.raises(UsageError, match="not clear"):
-            purge(cache, **wrong)
+        fails(lambda: purge(cache, **wrong), UsageError, "not clear")

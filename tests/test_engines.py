@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import fails
 
 from dsprep.errors import FormatError, UsageError
 from dsprep.reader import engines
@@ -129,8 +130,7 @@ def test_few_and_many_places(name, path):
 
 
 def test_an_engine_that_does_not_exist():
-    with pytest.raises(UsageError, match="one of buffered, direct"):
-        engines.make("io_uring")
+    fails(lambda: engines.make("io_uring"), UsageError, "one of buffered, direct")
 
 
 def scatter_spans(file, spans, near=scatter.NEAR):
@@ -226,8 +226,7 @@ def test_a_file_that_was_truncated(name, size, tmp_path):
     file, engine = open_file(path), engines.make(name)
     read(engine, file, [(0, 1000)])
     os.truncate(path, size)
-    with pytest.raises(FormatError, match="ends too early"):
-        read(engine, file, [(0, 100_000)])
+    fails(lambda: read(engine, file, [(0, 100_000)]), FormatError, "ends too early")
     if size:
         assert read(engine, file, [(0, size)]) == expected([(0, size)])
 

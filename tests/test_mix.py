@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import fails
 
 import dsprep
 from dsprep.errors import SchemaError, UsageError
@@ -208,8 +209,7 @@ def test_what_is_read_ahead_is_kept_between_epochs(data: list[Path]) -> None:
         state = mix.state_dict()
         list(mix)
         assert a._running is source  # it went on with its epoch
-        with pytest.raises(UsageError, match="iterated"):
-            next(iter(a))
+        fails(lambda: next(iter(a)), UsageError, "iterated")
         seen = pairs(mix)
         mix.load_state_dict(state)
         list(mix)
@@ -248,21 +248,18 @@ def _next_pairs() -> list[list[tuple[int, int]]]:
 
 def test_what_does_not_fit_is_refused(data: list[Path]) -> None:
     a, b = readers(data)
-    with pytest.raises(UsageError, match="batch_size=14, 6"):
-        Mix({a: 0.7, b: 0.3}, within=True)
+    fails(lambda: Mix({a: 0.7, b: 0.3}, within=True), UsageError, "batch_size=14, 6")
     vanishing = ({a: 1e308, b: 1e308}, {a: 1.0, b: 1e-300}, {a: float("inf"), b: 1})
     wrong = ({}, {a: 0}, {a: -1, b: 2}, {a: -1, b: -1}, {a: float("nan")}, [a, b], {a: "x"})
     for shares in (*vanishing, *wrong, {a: None}):
         with pytest.raises(UsageError, match="shares are"):
             Mix(shares)  # type: ignore[arg-type]
     for other in ("web.h5", Mix({a: 1})):
-        with pytest.raises(UsageError, match="has no batches of"):
-            Mix({other: 1})
+        fails(lambda: Mix({other: 1}), UsageError, "has no batches of")
     with pytest.raises(UsageError, match="stop is"):
         Mix({a: 1}, stop="last")  # type: ignore[arg-type]
     (c,) = readers(data[:1], 10, fields=["i"])
-    with pytest.raises(SchemaError, match="cannot be joined"):
-        Mix({c: 0.5, b: 0.5}, within=True)
+    fails(lambda: Mix({c: 0.5, b: 0.5}, within=True), SchemaError, "cannot be joined")
     mix = Mix({a: 0.7, b: 0.3})
     state = mix.state_dict()
     for damaged in (
@@ -276,5 +273,4 @@ def test_what_does_not_fit_is_refused(data: list[Path]) -> None:
         {**state, "mix": [1, "first", False, [0.7, 0.3]]},
         {**state, "readers": state["readers"][::-1]},
     ):
-        with pytest.raises(UsageError):
-            mix.load_state_dict(damaged)
+        fails(lambda: mix.load_state_dict(damaged), UsageError)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from oracles import SUFFIX
-from support import assert_same_batch, random_batch
+from support import assert_same_batch, fails, random_batch
 from test_changes import COUNT, SCHEMA, made
 
 import dsprep
@@ -67,8 +67,7 @@ def test_it_is_waited_for_what_another_node_has_written(tmp_path):
 
 def test_what_is_never_seen_is_one_clear_error(tmp_path, monkeypatch):
     monkeypatch.setattr(nodes, "PATIENCE", 0.1)
-    with pytest.raises(TargetError, match=r"not seen here.*share.*actimeo=1"):
-        wait_for(tmp_path / "x")
+    fails(lambda: wait_for(tmp_path / "x"), TargetError, "not seen here", "share", "actimeo=1")
 
 
 # --- sidecars ------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import fails
 
 import dsprep
 from dsprep.core.schema import Field, Ragged
@@ -67,8 +68,7 @@ def test_in_a_reader(tmp_path: Path) -> None:
         list(reader)
     with pytest.raises(UsageError, match=r"y is not a ragged field .*t"):
         dsprep.pad("y")({"y": np.zeros(3), "t": ragged([])})
-    with pytest.raises(UsageError, match="at least 1"):
-        dsprep.pack("t", 0)
+    fails(lambda: dsprep.pack("t", 0), UsageError, "at least 1")
 
 
 @pytest.mark.parametrize("transform", [dsprep.pad("t"), dsprep.pack("t", 4)])
@@ -101,5 +101,4 @@ def test_what_is_filled_in_fits_the_dtype(dtype, held, refused) -> None:
         np.testing.assert_array_equal(packed[0, 2], expected)
     for fill in refused:
         for make in (dsprep.pad, dsprep.pack):
-            with pytest.raises(UsageError, match="fill="):
-                make("t", 3, fill=fill)(batch)
+            fails(lambda: make("t", 3, fill=fill)(batch), UsageError, "fill=")

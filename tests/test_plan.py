@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import MemorySource
+from support import MemorySource, fails
 
 from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.core.units import parse_nbytes, show_binary_nbytes, show_time
@@ -106,8 +106,7 @@ def test_pieces_of_fixed_samples(count, unit, target):
 def test_shards_by_samples():
     assert shards_by_samples(0, 10, 4) == [(0, 4), (4, 8), (8, 10)]
     assert shards_by_samples(5, 5, 4) == [(5, 5)]
-    with pytest.raises(UsageError):
-        shards_by_samples(0, 10, 0)
+    fails(lambda: shards_by_samples(0, 10, 0), UsageError)
 
 
 def test_shard_names():
@@ -143,8 +142,7 @@ def test_casts_that_fit():
     ],
 )
 def test_casts_that_lose_values_name_the_sample(values, name):
-    with pytest.raises(SchemaError, match="sample 101, field x"):
-        cast(values, name)
+    fails(lambda: cast(values, name), SchemaError, "sample 101, field x")
 
 
 def test_cast_of_ragged_names_the_sample():
@@ -196,8 +194,7 @@ def test_ranges(text, expected):
 
 @pytest.mark.parametrize("text", ["5", "a:b", "1:2:3", "", "40:51", "-51:", "51:", "9:3"])
 def test_bad_ranges(text):
-    with pytest.raises(UsageError):
-        parse_range(text, 50)
+    fails(lambda: parse_range(text, 50), UsageError)
 
 
 @pytest.mark.parametrize(
@@ -212,8 +209,7 @@ def test_sizes(text, nbytes):
     "text", ["", "GiB", "0", "-1", "1XB", "nan", "inf", "1e400", "1", "4", "4096", "B"]
 )
 def test_bad_sizes(text):
-    with pytest.raises(UsageError):
-        parse_nbytes(text)
+    fails(lambda: parse_nbytes(text), UsageError)
 
 
 @pytest.mark.parametrize("text", ["1 MiB", "256 KiB", "1536 MiB", "1.0 MB", "2.0 GB", "500 B"])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import cli
+from support import cli, fails
 
 import dsprep
 from dsprep.errors import FormatError, UsageError
@@ -305,5 +305,4 @@ def test_a_cache_and_mini_epochs(grouped):
     assert plan.tier.pfs == pytest.approx(figures.copy_rate(4))
     assert 1 - plan.ways["met"].utilisation == pytest.approx(plan.tier.after.stalled)
     assert plan.ways["cache-next"].later_seconds == 0  # 28 MB hold all of it
-    with pytest.raises(UsageError, match="compute"):
-        plan_read(grouped, replace(job, compute=0.0), figures)
+    fails(lambda: plan_read(grouped, replace(job, compute=0.0), figures), UsageError, "compute")

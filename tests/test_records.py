@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 from record_checks import frame
-from support import random_batch, write_batch
+from support import fails, random_batch, write_batch
 
 import dsprep
 from dsprep import formats
@@ -53,8 +53,7 @@ def test_a_field_renamed_and_all_others(tmp_path: Path, name: str, how: str) -> 
 
 @pytest.mark.parametrize("spec", ["*=x", "x=*", "*:int64", "*@a"])
 def test_all_others_are_asked_for_alone(spec: str) -> None:
-    with pytest.raises(UsageError, match="alone"):
-        FieldSpec.parse(spec)
+    fails(lambda: FieldSpec.parse(spec), UsageError, "alone")
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".zarr"])
@@ -181,8 +180,7 @@ def test_a_sidecar_that_knows_less_than_the_records_is_not_kept(tmp_path: Path) 
 def test_files_that_are_no_examples_do_not_mix_with_others(tmp_path: Path) -> None:
     (tmp_path / "0.tfrecord").write_bytes(ordinary(0))
     (tmp_path / "1.tfrecord").write_bytes(frame(b"\xff\xff"))
-    with pytest.raises(SchemaError, match="--raw-records"):
-        dsprep.open(tmp_path)
+    fails(lambda: dsprep.open(tmp_path), SchemaError, "--raw-records")
     with dsprep.open(tmp_path, OpenOptions(records="opaque")) as source:
         assert source.schema.names == ("record",)
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import forked
+from support import fails, forked
 
 from dsprep.errors import FormatError
 from dsprep.storage import ring as module
@@ -99,8 +99,7 @@ def test_more_places_than_one_call_takes(data, file):
 
 def test_the_end_of_the_file(data, file):
     starts, edges, places, out = asked([0, SIZE - 50, SIZE + 9, 100], [1, 2, 1, 1], 40)
-    with pytest.raises(FormatError, match="ends"):
-        read(file, starts, edges, places, "/some/file")
+    fails(lambda: read(file, starts, edges, places, "/some/file"), FormatError, "ends")
     np.testing.assert_array_equal(out[0], data[:40])
 
 

@@ -11,7 +11,7 @@ from image_files import fill
 from memory_store import MemoryFile, MemoryStore
 from netcdf_files import Classic, Var
 from sample_files import COUNT, FORMS, make
-from support import assert_same_batch, take
+from support import assert_same_batch, fails, take
 
 import dsprep
 from dsprep.errors import ChangedError, UnsupportedError, UsageError
@@ -93,8 +93,7 @@ def test_everything_that_reads(dataset, store, tmp_path, monkeypatch):
         assert_same_batch(written[:], expected, written.schema)
     assert done.samples == COUNT
     if not located:
-        with pytest.raises(UnsupportedError):
-            dsprep.provenance(name)
+        fails(lambda: dsprep.provenance(name), UnsupportedError)
         return
     dsprep.provenance(name, checksums=True)
     assert f"{path.name}.dsprep.json" in store.files
@@ -131,8 +130,7 @@ def test_other_data_of_the_same_name_are_refused(store, tmp_path):
         data[at.offset] ^= 1
         path.write_bytes(data)
         store.add(path)
-        with pytest.raises(ChangedError):
-            opened.check_same()
+        fails(lambda: opened.check_same(), ChangedError)
         with pytest.raises((ChangedError, StaleError)):
             sidecar.read([0])
         with pytest.raises(ChangedError):
@@ -141,8 +139,7 @@ def test_other_data_of_the_same_name_are_refused(store, tmp_path):
 
 def test_names_that_no_store_has(store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="nfs:// is not a kind of store"):
-        dsprep.open("nfs://a/b.h5")
+    fails(lambda: dsprep.open("nfs://a/b.h5"), UsageError, "nfs:// is not a kind of store")
     with pytest.raises(FileNotFoundError):
         dsprep.open("memory://missing.h5")
     np.save(tmp_path / "x.npy", X)
@@ -161,5 +158,4 @@ def test_paths_of_stores(store):
     others = [paths.as_path(f"memory://a/{n}") for n in ("x/1", "x/2")]
     assert str(paths.common_path(others)) == "memory://a/x"
     assert not path.exists()
-    with pytest.raises(UsageError, match="only read"):
-        path.open("w")
+    fails(lambda: path.open("w"), UsageError, "only read")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import cli, cli_error
+from support import cli, cli_error, fails
 
 import dsprep
 from dsprep.core.schema import Array, Ragged, decode_dtype
@@ -201,8 +201,7 @@ def test_values_keep_their_meaning() -> None:
     assert Where("any(x > y)")(vectors).tolist() == [True, False, False]
     column = {"x": np.array([[1], [5], [9]]), "y": np.array([4, 2, 9])}
     assert Where("any(x > y)")(column).tolist() == [False, True, False]
-    with pytest.raises(UsageError, match="not compared"):
-        Where("a > 0")({"a": np.zeros(3, np.longdouble)})
+    fails(lambda: Where("a > 0")({"a": np.zeros(3, np.longdouble)}), UsageError, "not compared")
     big = np.array([2**63 + 1, 5], np.uint64)
     assert Where("a > 9223372036854775808")({"a": big}).tolist() == [True, False]
     assert Where("a - 6 < 0")({"a": big[1:]}).tolist() == [True]
@@ -223,8 +222,7 @@ def test_subsets_by_numbers_masks_and_files(grouped: Path, tmp_path: Path) -> No
     masked = np.ma.masked_array(numbers, [0, 1, 0, 0])
     assert numbers_of(np.ma.masked_array(numbers), N).tolist() == [3, 7, 500, 999]
     for wrong in ([1, 1], [-1], [N], [0.5], [[1]], mask[:5], [*range(N), 3], masked, "nosuch.npy"):
-        with pytest.raises(UsageError):
-            numbers_of(wrong, N)
+        fails(lambda: numbers_of(wrong, N), UsageError)
     with pytest.raises(UsageError, match="masked"):
         dsprep.Reader(grouped, 3, weights=np.ma.masked_less(np.arange(N), 5))
     huge = tmp_path / "huge.npy"  # its 80 GB are a hole
@@ -232,8 +230,7 @@ def test_subsets_by_numbers_masks_and_files(grouped: Path, tmp_path: Path) -> No
     header = huge.read_bytes()[:128].replace(b"(2,), }" + b" " * 10, b"(10000000000,), }")
     huge.write_bytes(header)
     os.truncate(huge, 128 + 80_000_000_000)
-    with pytest.raises(UsageError, match="sample 0 comes twice"):
-        numbers_of(huge, N)
+    fails(lambda: numbers_of(huge, N), UsageError, "sample 0 comes twice")
 
 
 def test_damaged_npy_files_are_errors(grouped: Path, tmp_path: Path) -> None:
@@ -244,12 +241,10 @@ def test_damaged_npy_files_are_errors(grouped: Path, tmp_path: Path) -> None:
     for content in (*damaged, whole[:-1], whole[:60], b"", b"\x93NUMPY"):
         path.write_bytes(content)
         for argument in ("subset", "weights"):
-            with pytest.raises(DsprepError, match=r"b\.npy"):
-                dsprep.Reader(grouped, 3, **{argument: str(path)})
+            fails(lambda: dsprep.Reader(grouped, 3, **{argument: str(path)}), DsprepError, "b.npy")
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(DsprepError, match="regular"):
-        dsprep.Reader(grouped, 3, subset=str(path))
+    fails(lambda: dsprep.Reader(grouped, 3, subset=str(path)), DsprepError, "regular")
 
 
 def test_parts_of_a_split_are_disjoint_and_complete(grouped: Path) -> None:
@@ -270,8 +265,7 @@ def test_parts_of_a_split_are_disjoint_and_complete(grouped: Path) -> None:
     both = part("train", where="y > 0")
     assert set(both) == set(part("train")) & set(np.flatnonzero(columns(grouped)["y"] > 0).tolist())
     for wrong in (("test", shares), ("train", {"train": 0.5}), ("train",), "train"):
-        with pytest.raises(UsageError):
-            dsprep.Subset(split=wrong)
+        fails(lambda: dsprep.Subset(split=wrong), UsageError)
 
 
 def test_only_groups_with_samples_are_read(grouped: Path) -> None:

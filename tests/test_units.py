@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from support import dataset, epochs
+from support import dataset, epochs, fails
 
 import dsprep
 from dsprep.core.schema import Field, Schema
@@ -75,6 +75,5 @@ def test_threads_that_cannot_be_started_leave_none_behind(origin, monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", start)
     with dsprep.Reader(origin, 10, rank=0, world_size=1, io_threads=5) as reader:
-        with pytest.raises(UsageError, match="5 io_threads"):
-            iter(reader)
+        fails(lambda: iter(reader), UsageError, "5 io_threads")
         assert threading.active_count() == before

@@ -17,7 +17,7 @@ import hdf5plugin
 import numpy as np
 import pytest
 from hdf5_files import HDF5, opened
-from support import STRUCT, random_array, random_batch, raw, schemas, write_batch
+from support import STRUCT, fails, random_array, random_batch, raw, schemas, write_batch
 
 import dsprep
 from dsprep.core.schema import Field, Schema
@@ -46,8 +46,7 @@ def test_stand_ins_that_do_not_fit(tmp_path, text):
     with h5py.File(tmp_path / "a", "w") as file:
         file["x"] = np.zeros((3, 2), "u2")
         file["x"].attrs["dsprep_dtype"] = np.bytes_(text)
-    with pytest.raises(FormatError, match="dsprep_dtype"):
-        opened(tmp_path / "a")
+    fails(lambda: opened(tmp_path / "a"), FormatError, "dsprep_dtype")
 
 
 def test_text_of_numbers_that_are_not_characters(tmp_path):
@@ -79,8 +78,7 @@ def test_hostile_sizes(tmp_path):
         source.read(0, 2)
     with h5py.File(tmp_path / "b", "r+") as file:
         del file["r/count"]
-    with pytest.raises(FormatError, match="not a ragged field"):
-        opened(tmp_path / "b")
+    fails(lambda: opened(tmp_path / "b"), FormatError, "not a ragged field")
 
 
 def read_whole(path):
@@ -130,8 +128,7 @@ def test_truncated_files_are_refused(tmp_path):
     for data in damaged_files(tmp_path):
         for size in range(0, len(data) - 1, max(1, len(data) // 30)):
             (tmp_path / "cut").write_bytes(data[:size])
-            with pytest.raises(DsprepError):
-                read_whole(tmp_path / "cut")
+            fails(lambda: read_whole(tmp_path / "cut"), DsprepError)
 
 
 FLIPS = """
@@ -334,8 +331,7 @@ def test_collections_within_each_other(tmp_path):
         heaps = Heaps(open_file(tmp_path / "heap"), file)
     rows = np.zeros((900, 16), np.uint8)
     rows[:, 4:12] = (16 * np.arange(1, 901)).astype("<u8")[:, None].view("u1")
-    with pytest.raises(FormatError, match="is damaged"):
-        heaps.read(rows, 1, path)
+    fails(lambda: heaps.read(rows, 1, path), FormatError, "is damaged")
 
 
 def test_missing_chunks_and_other_fill_values(tmp_path):

@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 from hdf5_files import opened, options
-from support import NESTED, random_array, raw
+from support import NESTED, fails, random_array, raw
 
 import dsprep
 from dsprep.core.schema import FieldSpec
@@ -123,8 +123,7 @@ def test_links_and_cycles_end(tmp_path):
     with opened(tmp_path / "a") as source:
         assert source.schema.names == ("g/again",)
         assert any("outside" in n and "/etc/passwd" in n for n in source.notes)
-    with pytest.raises(SchemaError, match="link to the file"):
-        opened(tmp_path / "a", "outside")
+    fails(lambda: opened(tmp_path / "a", "outside"), SchemaError, "link to the file")
 
 
 def _sequences(path, libver, address_nbytes, how):
@@ -214,8 +213,7 @@ def test_other_files_are_read_only_if_the_user_says_so(tmp_path, kind):
     with dsprep.open(path) as source:
         assert source.schema.names == ("y",)
         assert any("other" in n and "--follow-external" in n for n in source.notes)
-    with pytest.raises(SchemaError, match="--follow-external"):
-        dsprep.open(path, options("x"))
+    fails(lambda: dsprep.open(path, options("x")), SchemaError, "--follow-external")
     with dsprep.open(path, FOLLOW) as source:
         assert any("values are in other files" in note for note in source.notes)
         np.testing.assert_array_equal(source[:]["x"], INTS)
@@ -236,8 +234,7 @@ def test_a_missing_source_is_an_error_that_names_it(tmp_path, damage):
         other.write_bytes(INTS.tobytes()[:-1])
     elif damage != "chain":
         other.unlink()
-    with pytest.raises(FormatError, match="in/other"):
-        dsprep.open(path, FOLLOW)
+    fails(lambda: dsprep.open(path, FOLLOW), FormatError, "in/other")
     with dsprep.open(path, OpenOptions(fields=(FieldSpec.parse("y"),), follow_external=True)) as s:
         assert len(s[:]["y"]) == 6
 

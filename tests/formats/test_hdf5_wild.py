@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 from hdf5_files import options
-from support import raw
+from support import fails, raw
 
 import dsprep
 from dsprep.errors import AmbiguousError, FormatError, SchemaError, UsageError
@@ -242,8 +242,7 @@ def test_molecules_of_several_sizes(tmp_path):
             file[f"C{i}H{atoms}/atomic_numbers"] = np.arange(atoms)
             file[f"C{i}H{atoms}/energy"] = np.arange(count) + i
     differ = "coordinates differs in more than its first axis"
-    with pytest.raises(AmbiguousError):
-        dsprep.open(tmp_path / "a.h5")
+    fails(lambda: dsprep.open(tmp_path / "a.h5"), AmbiguousError)
     with pytest.raises(SchemaError, match=differ):
         dsprep.open(tmp_path / "a.h5", options("c=*/coordinates"))
     with dsprep.open(tmp_path / "a.h5", options("c=C0H3/coordinates")) as source:
@@ -280,8 +279,7 @@ def test_axes_of_space_are_doubtful(tmp_path, dims):
             file.createDimension(name, 4)
         file.createVariable("v", "f4", names)[:] = 1
         file.createVariable("other", "f4", names[1:])[:] = 1  # as long, along another axis
-    with pytest.raises(AmbiguousError):
-        dsprep.open(path)
+    fails(lambda: dsprep.open(path), AmbiguousError)
     with dsprep.open(path, options(axis="first")) as source:
         assert (len(source), source.schema.names) == (4, ("v",))
         assert source.others == ("other",)

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 from hdf5_files import HDF5
-from support import assert_same_batch, create, random_batch, schemas, take, write_batch
+from support import assert_same_batch, create, fails, random_batch, schemas, take, write_batch
 
 from dsprep.core.groups import Grouping, even, plain
 from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
@@ -281,8 +281,7 @@ def test_a_run_that_continues_from_nothing_is_refused(tmp_path):
         with pytest.raises((DsprepError, FileNotFoundError)):
             create(HDF5, tmp_path / "gone", MIXED, grouping, options, state)
     write_batch(HDF5, tmp_path / "other", MIXED, batch)
-    with pytest.raises(FormatError):
-        create(HDF5, tmp_path / "other", MIXED, grouping, PLAIN, {})
+    fails(lambda: create(HDF5, tmp_path / "other", MIXED, grouping, PLAIN, {}), FormatError)
 
 
 @pytest.mark.parametrize("options", [PLAIN, OPTIONS["chunk"]], ids=["plain", "chunk"])
@@ -325,8 +324,7 @@ def test_gaps_inside_groups_are_damage(tmp_path, part, number, value):
         assert file["x"].attrs["dsprep_capacity"] == b"5"
         assert file["x/first"][:].tolist() == [0, 3, 5, 9, 10, 12]
         file["x"][part][number] = value
-    with pytest.raises(FormatError):
-        read_all(tmp_path / "a")
+    fails(lambda: read_all(tmp_path / "a"), FormatError)
 
 
 def fields(*names, dtype="<f8", shape=()):

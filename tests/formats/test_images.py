@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from format_contract import COUNT, ReadOnlyContract
 from image_files import FOLDERS, fill, locate, png, read
+from support import fails
 
 import dsprep
 from dsprep import formats
@@ -119,18 +120,15 @@ def test_folders_are_asked_about(tmp_path):
     assert [s["class"] for s in read(splits, labels="folders")[0]] == ["train", "val", "val"]
     assert [s["class"] for s in read(splits / "train", labels="folders")[0]] == ["cat"]
     mixed = fill(tmp_path / "mixed", "1.png", "cat/2.png")
-    with pytest.raises(AmbiguousError, match="1 samples of 1 classes, without 1 beside"):
-        read(mixed)
+    fails(lambda: read(mixed), AmbiguousError, "1 samples of 1 classes, without 1 beside")
     samples, notes = read(mixed, labels="folders")
     assert [s["name"] for s in samples] == ["cat/2.png"]
     assert any("1.png" in note for note in notes)
     with pytest.raises(FormatError, match="no folders with images"):
         read(fill(tmp_path / "flat", "1.png"), labels="folders")
-    with pytest.raises(UsageError, match=r"no table x\.csv"):
-        read(mixed, labels="x.csv")
+    fails(lambda: read(mixed, labels="x.csv"), UsageError, "no table x.csv")
     parts = fill(tmp_path / "parts", "train_1.png", "test_2.png")
-    with pytest.raises(AmbiguousError, match="parts of several datasets"):
-        read(parts)
+    fails(lambda: read(parts), AmbiguousError, "parts of several datasets")
     assert len(read(parts, "image=train_*.png")[0]) == 1
 
 
@@ -200,17 +198,14 @@ def test_links(tmp_path):
     dsprep.provenance(root, options=OpenOptions(labels="folders", follow_external=True))
     with dsprep.Sidecar.open(root) as sidecar:
         assert len(sidecar.read([0], ["image"])["image"][0])
-        with pytest.raises(FormatError, match="leads out of"):
-            sidecar.read([2], ["image"])
+        fails(lambda: sidecar.read([2], ["image"]), FormatError, "leads out of")
     (root / "a" / "3.png").unlink()
     (tmp_path / "here" / "set.dsprep.json").unlink()
     (root / "a" / "4.png").symlink_to("nothing.png")
-    with pytest.raises(FormatError, match="leads nowhere"):
-        read(root, labels="folders")
+    fails(lambda: read(root, labels="folders"), FormatError, "leads nowhere")
     (root / "a" / "4.png").unlink()
     (root / "b").symlink_to(outside)
-    with pytest.raises(FormatError, match="a folder is a symbolic link"):
-        read(root, labels="folders")
+    fails(lambda: read(root, labels="folders"), FormatError, "a folder is a symbolic link")
 
 
 # --- tables ----------------------------------------------------------------------------------
@@ -246,8 +241,7 @@ def test_a_table(tmp_path):
     dsprep.convert(root, tmp_path / "out.zarr")
     assert_same(root, tmp_path / "out.zarr")
     path.write_text(ROWS.replace("test", "tset"))
-    with pytest.raises(StaleError, match="table"):
-        dsprep.Sidecar.open(root)
+    fails(lambda: dsprep.Sidecar.open(root), StaleError, "table")
 
 
 @pytest.mark.parametrize(
@@ -276,8 +270,7 @@ def test_metadata_go_first(tmp_path):
     assert list(read(root, labels="none")[0][0]) == ["image", "name"]
     assert [s["class"] for s in read(root, labels="folders")[0]] == ["cat", "dog"]
     (root / "metadata.jsonl").write_text('{"file_name": "cat/2.png"}')
-    with pytest.raises(AmbiguousError, match=r"--labels metadata\.csv"):
-        read(root)
+    fails(lambda: read(root), AmbiguousError, "--labels metadata.csv")
     locate(root)
     with open_dataset(root) as source:  # as the sidecar was made
         assert source.schema.names == ("image", "label", "class", "name")
@@ -355,8 +348,7 @@ def test_changes_are_noticed(tmp_path):
 
     for change in (add, remove, replace):
         back = change()
-        with pytest.raises(StaleError):
-            dsprep.Sidecar.open(root)
+        fails(lambda: dsprep.Sidecar.open(root), StaleError)
         assert check(root)
         back()
         dsprep.Sidecar.open(root).close()
@@ -366,8 +358,7 @@ def test_folders_of_other_classes_are_not_one_dataset(tmp_path):
     parts = [fill(tmp_path / f"part{i}", "cat/1.png", f"{d}/2.png") for i, d in enumerate("xxy")]
     with open_dataset(parts[:2], FOLDERS) as source:
         assert source[:]["label"].tolist() == [0, 1, 0, 1]
-    with pytest.raises(SchemaError, match="classes of label"):
-        open_dataset(parts, FOLDERS)
+    fails(lambda: open_dataset(parts, FOLDERS), SchemaError, "classes of label")
     with open_dataset(parts, OpenOptions(labels="none")) as source:
         assert len(source) == 6
 
@@ -391,8 +382,7 @@ def test_fields_are_chosen(tmp_path):
             assert source.schema.names == ("y", "path")
             assert source[7] == {"y": 1, "path": "b/2.png"}
         locate(root)
-    with pytest.raises(UsageError, match="cannot have a type"):
-        read(root, "image:uint8[3]", labels="folders")
+    fails(lambda: read(root, "image:uint8[3]", labels="folders"), UsageError, "cannot have a type")
     with dsprep.Reader(root, batch_size=4, fields=["label"], seed=0) as reader:
         assert sorted(np.concatenate([b["label"] for b in reader])) == [0] * 5 + [1] * 5
 
@@ -434,8 +424,7 @@ def test_hostile_sidecars(tmp_path):
     for name in (b"/etc/passwd", b"../x", b"a/../../x", b"..", b".", b"", b"a//b", b"a/", b"a/."):
         changed = with_names(b"".join(b"a/%d.png\0" % i for i in range(8)) + name + b"\0")
         path.write_text(json.dumps(changed))
-        with pytest.raises(FormatError, match="leaves the dataset"):
-            dsprep.Sidecar.open(root).layout(0)
+        fails(lambda: dsprep.Sidecar.open(root).layout(0), FormatError, "leaves the dataset")
     for changed in (with_names(b"a/0.png\0" * 8), with_names(b"a" * 9), with_names(b"a\0" * 9, 8)):
         path.write_text(json.dumps(changed))
         with pytest.raises(FormatError, match=r"names|strings|damaged"):
@@ -450,8 +439,7 @@ def test_hostile_sidecars(tmp_path):
         changed = json.loads(json.dumps(known))
         edit(changed["layouts"][0])
         path.write_text(json.dumps(changed))
-        with pytest.raises(FormatError):
-            read_all()
+        fails(read_all, FormatError)
 
     without(lambda j: j["files"]["image"].update(lengths=1 << 50))
     without(lambda j: j["files"]["image"].update(lengths=-1))
@@ -477,8 +465,7 @@ def test_hostile_sidecars(tmp_path):
         lambda records: records.update(names=3),
     ):
         as_before(edit)
-        with pytest.raises(FormatError):
-            read_all()
+        fails(read_all, FormatError)
     without(lambda j: j["given"]["class"].update(which=7))
     without(lambda j: j["given"]["class"].update(which=-1))
     without(lambda j: j["given"]["class"].pop("words"))

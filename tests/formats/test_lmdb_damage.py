@@ -8,6 +8,7 @@ from contextlib import closing
 import lmdb
 import numpy as np
 import pytest
+from support import fails
 
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats.lmdb import Lmdb
@@ -104,16 +105,13 @@ def test_trees_that_run_in_circles(tmp_path, good):
     for depth in (2, 3, 20, 32):
         struct.pack_into("<H", data, at + 6, depth)
         path.write_bytes(data)
-        with pytest.raises(FormatError):
-            read_all(path)
+        fails(lambda: read_all(path), FormatError)
     for depth in (0, 1, 3, 33, 65535):
         path.write_bytes(patched(good, at + 6, "<H", depth))
-        with pytest.raises(FormatError):
-            read_all(path)
+        fails(lambda: read_all(path), FormatError)
     for page in (0, 1, len(good) // PSIZE, 1 << 40, (1 << 64) - 2):
         path.write_bytes(patched(good, at + 40, "<Q", page))
-        with pytest.raises(FormatError):
-            read_all(path)
+        fails(lambda: read_all(path), FormatError)
 
 
 def test_values_that_share_one_large_run(tmp_path):
@@ -133,8 +131,7 @@ def test_values_that_share_one_large_run(tmp_path):
         struct.pack_into("<I", data, at - 16, 200_000)
         struct.pack_into("<Q", data, at, first)
     file.write_bytes(data)
-    with pytest.raises(FormatError, match="values overlap"):
-        LMDB.open(path, OpenOptions(), None)
+    fails(lambda: LMDB.open(path, OpenOptions(), None), FormatError, "values overlap")
 
 
 @pytest.mark.parametrize(
@@ -166,5 +163,4 @@ def test_what_is_not_lmdb_is_not_recognised(tmp_path):
     for name in ("empty", "text", "folder", "absent"):
         assert not LMDB.recognises(Candidate(tmp_path / name))
     for name in ("empty", "text"):
-        with pytest.raises(FormatError, match="64-bit"):
-            LMDB.open(tmp_path / name, OpenOptions(), None)
+        fails(lambda: LMDB.open(tmp_path / name, OpenOptions(), None), FormatError, "64-bit")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from lmdb_builds import assert_same_records, contents, datum, put
 from record_checks import pick
-from support import assert_same_batch, describe, random_batch, schemas, write_batch
+from support import assert_same_batch, describe, fails, random_batch, schemas, write_batch
 
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import ChangedError, FormatError
@@ -150,11 +150,9 @@ def test_keys_of_a_file_that_changed_are_refused(tmp_path, monkeypatch):
         with (path / "data.mdb").open("r+b") as file:
             file.seek(page * 4096 + 12)
             file.write((16 + 2).to_bytes(2, "little"))
-        with pytest.raises(ChangedError, match="time stamp"):
-            source.read(0, 9)
+        fails(lambda: source.read(0, 9), ChangedError, "time stamp")
         monkeypatch.setattr(Handle, "check_same", lambda file, offset=None: None)  # the same time
-        with pytest.raises(FormatError, match="changed since it was opened"):
-            source.read(0, 9)
+        fails(lambda: source.read(0, 9), FormatError, "changed since it was opened")
 
 
 def test_facts_change_with_every_transaction(tmp_path):
@@ -167,8 +165,7 @@ def test_facts_change_with_every_transaction(tmp_path):
     assert second["root"] != first["root"]
     assert second["last_page"] >= first["last_page"]
     (path / "data.mdb").write_bytes(b"x" * 10000)
-    with pytest.raises(FormatError):
-        LMDB.facts(path)
+    fails(lambda: LMDB.facts(path), FormatError)
 
 
 HOSTILE = [None, 3, -1, 2**70, True, "x", [], {}, [1, 2], [[]], {"name": 3}, [{"name": "x"}]]
@@ -177,22 +174,17 @@ TWO = Schema((Field.opaque("a"), Field.opaque("b")))
 
 @pytest.mark.parametrize("value", HOSTILE, ids=repr)
 def test_hostile_parameters(value):
-    with pytest.raises(FormatError):
-        Frame({"psize": value})
-    with pytest.raises(FormatError):
-        Recipe({"schema": value if value != [] else None}, TWO)
+    fails(lambda: Frame({"psize": value}), FormatError)
+    fails(lambda: Recipe({"schema": value if value != [] else None}, TWO), FormatError)
     good = {"name": "datum", "shape": [1, 2, 3], "floats": False, "sides": False}
     assert Recipe(good, TWO)
     for key in ("shape", "floats", "sides"):
         if not (value is None and key == "shape") and not (value is True and key != "shape"):
-            with pytest.raises(FormatError):
-                Recipe(good | {key: value}, TWO)
+            fails(lambda: Recipe(good | {key: value}, TWO), FormatError)
     if value not in ({}, {"name": 3}):
-        with pytest.raises(FormatError):
-            Recipe({"schema": TWO.to_json(), "fields": value}, TWO)
+        fails(lambda: Recipe({"schema": TWO.to_json(), "fields": value}, TWO), FormatError)
     if value is not None:
-        with pytest.raises(FormatError):
-            Recipe(good | {"fields": {"a": value}}, TWO)
+        fails(lambda: Recipe(good | {"fields": {"a": value}}, TWO), FormatError)
 
 
 @pytest.mark.parametrize(
@@ -208,8 +200,7 @@ def test_hostile_parameters(value):
     ],
 )
 def test_hostile_schemas(schema):
-    with pytest.raises(FormatError):
-        Recipe({"schema": schema}, TWO)
+    fails(lambda: Recipe({"schema": schema}, TWO), FormatError)
 
 
 def test_random_bytes_never_do_harm():

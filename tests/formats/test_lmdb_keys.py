@@ -9,6 +9,7 @@ import zlib
 import numpy as np
 import pytest
 from lmdb_builds import put
+from support import fails
 
 import dsprep
 from dsprep.core.schema import FieldSpec
@@ -161,8 +162,7 @@ def test_families_are_fields(tmp_path, n):
 def test_families_of_other_shapes(tmp_path, names, keys):
     n = 150
     path = put(tmp_path / "db", ((k, k + b"!") for i in range(n) for k in keys(i)))
-    with pytest.raises(AmbiguousError):
-        opened(path)
+    fails(lambda: opened(path), AmbiguousError)
     with opened(path, *names.split()) as source:
         assert len(source) == n
         batch = source.read(0, n)
@@ -239,5 +239,4 @@ def test_what_dsprep_writes_has_counters(tmp_path):
 
 def test_several_records_have_no_order_in_the_file(tmp_path):
     path = put(tmp_path / "db", text_set(20))
-    with pytest.raises(UsageError, match="--order file"):
-        opened(path, *FIELDS, order="file")
+    fails(lambda: opened(path, *FIELDS, order="file"), UsageError, "--order file")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import lmdb
 import numpy as np
 import pytest
-from support import random_batch, write_batch
+from support import fails, random_batch, write_batch
 
 from dsprep.core.groups import plain
 from dsprep.core.schema import Batch, Field, Ragged, Schema
@@ -169,8 +169,7 @@ def test_the_default_format_grows():
     ],
 )
 def test_keys_that_do_not_rise_are_refused(key_format, count):
-    with pytest.raises(UsageError, match="keys"):
-        plan_keys(key_format, count)
+    fails(lambda: plan_keys(key_format, count), UsageError, "keys")
 
 
 def test_what_lmdb_cannot_hold_is_refused():

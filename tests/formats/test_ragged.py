@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import zarr
 from hdf5_files import options
-from support import raw
+from support import fails, raw
 
 import dsprep
 from dsprep.errors import AmbiguousError, FormatError, SchemaError, UsageError
@@ -100,16 +100,14 @@ def test_one_rule(written, table, name):
 @pytest.mark.parametrize("wrong", [[0, 3, 2, 8, 8, 8], [1, 2, 2, 7, 8, 8]])
 def test_a_wrong_table_is_asked_about(written, wrong):
     path = written({"indptr": wrong, "data": VALUES, "indices": np.arange(8), "y": np.arange(5)})
-    with pytest.raises(AmbiguousError, match="differ in their first axes"):
-        dsprep.open(path)
+    fails(lambda: dsprep.open(path), AmbiguousError, "differ in their first axes")
     with pytest.raises(UsageError, match="indptr is not an index table of data"):
         dsprep.open(path, options("x=data@indptr"))
 
 
 def test_lists_in_lists(written):
     path = written({"a-offsets": [0, 2, 2, 3], "b-offsets": [0, 1, 5, 6], "c-data": np.arange(6.0)})
-    with pytest.raises(AmbiguousError, match="c-data@a-offsets@b-offsets: 3 samples"):
-        dsprep.open(path)
+    fails(lambda: dsprep.open(path), AmbiguousError, "c-data@a-offsets@b-offsets: 3 samples")
     with dsprep.open(path, options("x=c-data@a-offsets@b-offsets")) as source:
         assert [source[i]["x"].tolist() for i in range(3)] == [[0, 1, 2, 3, 4], [], [5]]
 

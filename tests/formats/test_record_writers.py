@@ -14,6 +14,7 @@ from record_checks import group_bytes, with_rows, write_groups
 from support import (
     assert_same_batch,
     check_layout,
+    fails,
     random_batch,
     some_schemas,
     take,
@@ -234,8 +235,7 @@ def test_the_layout_that_was_written_is_the_one_that_is_found(tmp_path, monkeypa
             continue
         with path.open("ab") as file:
             file.write(b"\0")
-        with pytest.raises(FormatError, match="not what was written"):
-            written[-1].layout()
+        fails(lambda: written[-1].layout(), FormatError, "not what was written")
 
 
 @pytest.mark.parametrize("suffix", [".lmdb", ".mdb"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from record_checks import feed, group_bytes, with_rows, write_groups
-from support import assert_same_batch, create, random_batch, schemas, take
+from support import assert_same_batch, create, fails, random_batch, schemas, take
 
 from dsprep.core.groups import Grouping, even
 from dsprep.core.schema import Batch, Field, Ragged, Schema
@@ -128,8 +128,7 @@ def test_a_sample_that_padding_makes_too_large(monkeypatch, tmp_path: Path) -> N
     schema = Schema((Field.opaque("x"),))
     batch: Batch = {"x": Ragged.pack([b"a" * 100, b"b" * 50], schema.fields[0])}
     writer = create(TFR, tmp_path / "a.tfrecord", schema, even(2, 1, 512), PLAIN, None)
-    with pytest.raises(UnsupportedError):
-        feed(writer, batch, [0, 1, 2])
+    fails(lambda: feed(writer, batch, [0, 1, 2]), UnsupportedError)
     writer.close()
     monkeypatch.setattr("dsprep.formats.tfrecord.plan.LARGEST", 300)
     fixed = Schema((Field("x", np.dtype("u1"), (100,)),))

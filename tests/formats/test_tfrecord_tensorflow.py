@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from record_checks import write_groups
-from support import DTYPES, assert_same_batch, random_batch, raw, take, write_batch
+from support import DTYPES, assert_same_batch, fails, random_batch, raw, take, write_batch
 
 import dsprep
 from dsprep.core.groups import Grouping, even
@@ -269,5 +269,4 @@ def test_a_feature_called_as_lengths_are(tmp_path: Path, tf: Any) -> None:
         assert any("left out image/object/class/text: several" in note for note in source.notes)
     write_payloads(tf, a, [detections(tf, [b"x", b"y"], 1)])
     write_payloads(tf, b, [detections(tf, [b"x"], 1, **lengths)])
-    with pytest.raises(SchemaError):
-        dsprep.open(tmp_path)
+    fails(lambda: dsprep.open(tmp_path), SchemaError)
