@@ -13,7 +13,7 @@ from oracles import SUFFIX
 from support import describe, flip, random_batch, write_batch
 
 import dsprep
-from dsprep import executors, formats
+from dsprep import formats
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import ChangedError, TargetError
 from dsprep.formats.base import Format
@@ -138,30 +138,6 @@ def test_other_time_stamps_are_no_change(format, tmp_path):
     with dsprep.Reader(path, 7) as reader:
         for k, _ in enumerate(reader):
             progress(k + 1, 0)
-
-
-def test_other_processes_notice(tmp_path):
-    paths = made("hdf5", tmp_path / "one", 1, 1, beside=False)
-    others = made("hdf5", tmp_path / "two", 2, 1, beside=False)
-
-    def progress(samples: int, nbytes: int) -> None:
-        if samples == 10:
-            replace_all(paths, others)
-
-    with (
-        executors.opened("processes", workers=1) as executor,
-        pytest.raises(ChangedError),
-    ):
-        dsprep.convert(
-            paths[0],
-            tmp_path / "out",
-            to="hdf5",
-            samples_per_file=10,
-            durable=False,
-            progress=progress,
-            executor=executor,
-        )
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["one", "two"]
 
 
 def test_the_first_pass_of_a_shuffle_notices(tmp_path, monkeypatch):

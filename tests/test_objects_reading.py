@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import multiprocessing
 import os
 import re
-import subprocess
-import sys
 import tarfile
 from io import BytesIO
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -21,7 +17,6 @@ from typer.testing import CliRunner
 pytest.importorskip("obstore")
 
 from object_server import Running, fresh_forkserver
-from support import MPIEXEC
 
 import dsprep
 from dsprep.cli import app
@@ -206,66 +201,12 @@ def test_a_fork_is_told_and_other_children_read(url, method):
         assert answer == COUNT
 
 
-def test_workers_of_a_data_loader(url):
-    pytest.importorskip("torch")
-    from torch.utils.data import DataLoader
-
-    from dsprep.torch import Batches, Samples
-
-    assert sorted(int(i) for b in Batches(url, 32, epochs=1) for i in b["id"]) == [*range(COUNT)]
-    for loader in (
-        DataLoader(Batches(url, 32), batch_size=None, num_workers=1, timeout=600),
-        DataLoader(Samples(url), 32, num_workers=1, timeout=600),
-    ):
-        with pytest.raises(UsageError, match="forkserver"):
-            next(iter(loader))
-    loader = DataLoader(
-        Samples(url), 320, num_workers=1, timeout=600, multiprocessing_context="forkserver"
-    )
-    assert sorted(int(i) for batch in loader for i in batch["id"]) == [*range(COUNT)]
-
-
 def test_processes_write_what_threads_write(server, tmp_path):
     done = dsprep.convert("s3://b/plain.h5", tmp_path / "a.h5", durable=False)
     run("convert", "s3://b/plain.h5", tmp_path / "b.h5", "--executor", "processes", "-j", "1")
     assert done.samples == COUNT
     run("verify", tmp_path / "a.h5", tmp_path / "b.h5")
     run("verify", "s3://b/plain.h5", tmp_path / "b.h5", "--executor", "processes", "-j", "1")
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("mpi4py") is None or MPIEXEC is None, reason="no MPI here"
-)
-def test_ranks_of_an_mpi_job(url):
-    script = Path(__file__).with_name("mpi_reader.py")
-    command = [MPIEXEC, "-n", "2", sys.executable, str(script), url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.stdout.strip() == "right with 2 ranks", done.stderr
-
-
-def test_readers_of_a_node_read_for_other_processes(url):
-    """One of two ranks reads for both, into memory that they share."""
-    program = """
-import os, sys, dsprep
-rank, url = int(sys.argv[1]), sys.argv[2]
-how = {"rank": rank, "world_size": 2, "readers_per_node": 1}
-with dsprep.Reader(url, 32, epochs=1, **how) as reader:
-    print(*(int(i) for batch in reader for i in batch["id"]), flush=True)
-    sys.stdin.read()
-from dsprep.storage.objects.requests import counters
-print(counters.requests, flush=True)
-"""
-    env = {**os.environ, "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": f"objects-{os.getpid()}"}
-    ranks = []
-    for rank in "01":
-        command = [sys.executable, "-c", program, rank, url]
-        how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        ranks.append(subprocess.Popen(command, env={**env, "LOCAL_RANK": rank}, **how))
-    lines = [rank.stdout.readline() for rank in ranks]
-    made = [int(rank.communicate(timeout=600)[0]) for rank in ranks]
-    assert sorted(int(i) for line in lines for i in line.split()) == [*range(COUNT)]
-    assert max(made) >= 20
-    assert min(made) <= 3  # the sidecar alone
 
 
 # --- the command line ----------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage import paths
 from dsprep.storage.objects.store import ObjectStore
-from dsprep.writing.remote import Claim, read_claim, write_claim
+from dsprep.writing.remote import read_claim
 
 COUNT = 90
 RNG = np.random.default_rng(2)
@@ -405,25 +405,6 @@ def test_who_loses_its_claim_does_not_publish(restart, source, server, tmp_path,
         check_read("s3://b/out.h5", 30)
     else:
         assert server.objects["/b/out.h5"][0] == b"of another program"
-
-
-def test_a_claim_that_is_replaced_while_it_is_looked_at(server, monkeypatch):
-    target, (one, other) = (
-        paths.as_path("s3://b/w"),
-        [Claim(job={}, run="a", replaces=False, owner=owner) for owner in ("", "o")],
-    )
-    write_claim(target, one, "")
-    etag = ObjectStore.etag
-
-    def replaced(self, name):
-        found = etag(self, name)
-        server.put(f"/{name}", other.dump())
-        return found
-
-    monkeypatch.setattr(ObjectStore, "etag", replaced)
-    _, version = read_claim(target)
-    with pytest.raises(TargetError, match="another process"):
-        write_claim(target, one, version)
 
 
 # --- the other verbs ----------------------------------------------------------------------------

@@ -131,32 +131,6 @@ def test_the_disk_begins_with_each_piece_where_it_will_be_waited_for():
     assert {kind for kind, *_ in writer.events} == {"write"}
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("to", formats.WRITTEN)
-def test_writers_of_all_formats_have_the_disk_begin(to, ragged, tmp_path, monkeypatch):
-    begun = []
-    real = disk.start_sync
-
-    def start(fd):
-        begun.append(Path(f"/proc/self/fd/{fd}").readlink())
-        real(fd)
-
-    with h5py.File(tmp_path / "in.h5", "w") as file:
-        if ragged:
-            file.create_dataset("b", (3,), h5py.vlen_dtype("u1"))[...] = [np.ones(9, "u1")] * 3
-        else:
-            file["x"] = np.arange(3000.0).reshape(3, 1000)
-    target = tmp_path / f"out{formats.load(to).suffixes[0]}"
-    dsprep.convert(tmp_path / "in.h5", target)  # imports the writer
-    for name, module in list(sys.modules.items()):
-        if name.startswith("dsprep.formats") and hasattr(module, "start_sync"):
-            monkeypatch.setattr(module, "start_sync", start)
-    for durable in (False, True):
-        assert not begun
-        dsprep.convert(tmp_path / "in.h5", target, durable=durable, overwrite=True)
-    assert begun
-
-
 def test_continuing_from_any_saved_position_gives_the_same():
     out, saved = {}, []
     list(copy(ListWriter(out), saved, 2).run())

@@ -113,18 +113,6 @@ def test_a_shuffle_is_that_of_repack(tmp_path, format, schema, memory):
     )
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-def test_a_shuffle_that_does_not_fit_in_memory(tmp_path, ragged):
-    options = {"shuffle": 3, "memory": "60MiB", "buffer_size": 10, "durable": False}
-    shape = (None,) if ragged else (60_000,)
-    schema = Schema((Field("x", np.dtype("<u4"), shape), Field("i", np.dtype("<i8"))))
-    samples = [{"x": np.full(60_000 + ragged * i, i, "<u4"), "i": i} for i in range(150)]
-    dsprep.write(tmp_path / "plain.h5", samples, schema=schema, durable=False)
-    dsprep.repack(tmp_path / "plain.h5", tmp_path / "repacked.h5", **options)
-    dsprep.write(tmp_path / "out.h5", samples, schema=schema, **options)
-    assert content(tmp_path / "out.h5") == content(tmp_path / "repacked.h5")
-
-
 @pytest.mark.parametrize("format", FORMATS)
 def test_no_samples_and_one(tmp_path, format):
     target = tmp_path / f"out{SUFFIX[format]}"

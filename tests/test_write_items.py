@@ -202,22 +202,6 @@ def test_of_an_item_that_fails_nothing_is_kept(tmp_path, monkeypatch):
     test_items_that_fail_are_left_out(tmp_path, monkeypatch)
 
 
-def test_blocks_stay_small_where_an_item_may_be_taken_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(items_tasks, "BLOCK_NBYTES", 1000)
-    append, sizes = parts.PartWriter.append, []
-    monkeypatch.setattr(
-        parts.PartWriter, "append", lambda w, b: (sizes.append(len(b["y"])), append(w, b))
-    )
-    write(tmp_path / "set.h5", many, [50], errors="skip")
-    assert sum(sizes) == 50
-    assert max(sizes) < 10
-    assert_samples(tmp_path / "set.h5", list(many(50)))
-
-
-def many(count):
-    return (item_functions.sample(3, j) for j in range(count))
-
-
 # --- interrupted runs --------------------------------------------------------------------------
 
 

@@ -184,10 +184,6 @@ def within(
     return replace(choice, samples=samples, group_nbytes=round(mean * samples), reason=reason)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
 def _mean(sample_nbytes: int | Ints) -> float:
     if isinstance(sample_nbytes, np.ndarray):
         return float(sample_nbytes.mean()) if len(sample_nbytes) else 0.0
@@ -262,10 +258,7 @@ def warnings(
     """
     lines = []
     if ranks is not None and groups < ranks:
-        lines.append(
-            f"{_count(groups, 'group')} for {_count(ranks, 'rank')}: fewer groups than ranks, "
-            "some would have no data"
-        )
+        lines.append(f"fewer groups ({groups:,}) than ranks ({ranks:,}): some would have no data")
     if epochs is not None:
         lines += slow_convergence(samples, groups, epochs)
     needed = 2 * group_nbytes
@@ -286,7 +279,7 @@ def slow_convergence(samples: int, groups: int, epochs: int) -> list[str]:
     if not samples > groups > 0 or epochs * groups < samples:
         return []
     words = (
-        f"{_count(epochs, 'epoch')}, not fewer than the {samples / groups:,.4g} samples of a "
+        f"epochs: {epochs:,}, not fewer than the {samples / groups:,.4g} samples of a "
         "group (S >= N/G): shuffling inside groups may converge worse than a global shuffle"
     )
     return [words]

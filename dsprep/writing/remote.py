@@ -60,10 +60,6 @@ class Claim:
     owner: str = ""
     sidecar: str = ""
 
-    def dump(self) -> bytes:
-        """Return it as JSON."""
-        return json.dumps(asdict(self), indent=1).encode()
-
 
 def read_claim(target: StorePath) -> tuple[Claim | None, str]:
     """Return the claim to a target, and its version; None without one.
@@ -100,7 +96,8 @@ def write_claim(target: StorePath, claim: Claim, version: str) -> str:
     """
     path = _root(target) / marker_path(target).name
     try:
-        return path.store.put(path.key, claim.dump(), overwrite=version or False)
+        data = json.dumps(asdict(claim), indent=1).encode()
+        return path.store.put(path.key, data, overwrite=version or False)
     except FileExistsError as error:
         raise TargetError(MEANWHILE, where=target, fix="let that one end") from error
 

@@ -423,40 +423,24 @@ def parts_of(version: Version, ranges: Runs, part_nbytes: int = PART_NBYTES) -> 
         i = int(outside.argmax())
         available = max(0, version.nbytes - int(starts[i]))
         raise ends_early(version.name, int(starts[i]), int(sizes[i]), available)
-    order = np.argsort(starts, kind="stable")
-    order = order[sizes[order] > 0]
-    if not len(order):
-        return []
-    each = list(ranges)
-    sorted_starts, reached = starts[order], np.maximum.accumulate(stops[order])
-    first = np.flatnonzero(np.append(True, sorted_starts[1:] - reached[:-1] > NEAR))
-    parts = []
-    for low, high in zip(first.tolist(), [*first[1:].tolist(), len(order)], strict=True):
-        start, stop = int(sorted_starts[low]), int(reached[high - 1])
-        members = [each[k] for k in order[low:high].tolist()]
-        if len(members) == 1 and stop - start > part_nbytes:
-            for at, iovecs in stepped(start, members[0][1], part_nbytes):
-                nbytes = int(iovecs[:, 1].sum())
-                parts.append(Part(version, at, at + nbytes, partial(_put, at, [(at, iovecs)])))
-        else:
-            parts += [Part(version, *cut) for cut in _joined(start, stop, members, part_nbytes)]
+    each, parts, begin, end = list(ranges), list[Part](), 0, 0
+    inside: list[tuple[int, Ints]] = []
+
+    def close_part() -> None:
+        if inside:
+            parts.append(Part(version, begin, end, partial(_put, begin, inside)))
+
+    for k in np.argsort(starts, kind="stable").tolist():
+        cuts = [each[k]] if sizes[k] <= part_nbytes else stepped(*each[k], part_nbytes)
+        for at, iovecs in cuts if sizes[k] else ():
+            stop = at + int(iovecs[:, 1].sum())
+            if not inside or at - end > NEAR or max(end, stop) - begin > part_nbytes:
+                close_part()
+                begin, end, inside = at, at, []
+            inside.append((at, iovecs))
+            end = max(end, stop)
+    close_part()
     return parts
-
-
-def _joined(
-    start: int, stop: int, members: list[tuple[int, Ints]], part_nbytes: int
-) -> list[tuple[int, int, partial[None]]]:
-    """Return near ranges as few requests, none of which is much longer than a part."""
-    begin, end, inside = start, start, list[tuple[int, Ints]]()
-    cuts: list[tuple[int, int, partial[None]]] = []
-    for at, iovecs in members:
-        if inside and at >= end and max(end, at) - begin >= part_nbytes:
-            cuts.append((begin, end, partial(_put, begin, inside)))
-            begin, end, inside = at, at, []
-        inside.append((at, iovecs))
-        end = max(end, at + int(iovecs[:, 1].sum()))
-    cuts.append((begin, stop, partial(_put, begin, inside)))
-    return cuts
 
 
 def _put(start: int, members: list[tuple[int, Ints]], body: Any) -> None:
