@@ -24,6 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
@@ -423,23 +424,22 @@ def parts_of(version: Version, ranges: Runs, part_nbytes: int = PART_NBYTES) -> 
         i = int(outside.argmax())
         available = max(0, version.nbytes - int(starts[i]))
         raise ends_early(version.name, int(starts[i]), int(sizes[i]), available)
-    each, parts, begin, end = list(ranges), list[Part](), 0, 0
-    inside: list[tuple[int, Ints]] = []
-
-    def close_part() -> None:
-        if inside:
+    pieces = [
+        piece
+        for (start, iovecs), size in zip(ranges, sizes.tolist(), strict=True)
+        for piece in stepped(start, iovecs, part_nbytes if size > part_nbytes else None)
+        if size
+    ]
+    parts, inside, begin, end = list[Part](), list[tuple[int, Ints]](), 0, 0
+    for at, iovecs in sorted(pieces, key=itemgetter(0)):
+        stop = at + int(iovecs[:, 1].sum())
+        if inside and (at - end > NEAR or max(end, stop) - begin > part_nbytes):
             parts.append(Part(version, begin, end, partial(_put, begin, inside)))
-
-    for k in np.argsort(starts, kind="stable").tolist():
-        cuts = [each[k]] if sizes[k] <= part_nbytes else stepped(*each[k], part_nbytes)
-        for at, iovecs in cuts if sizes[k] else ():
-            stop = at + int(iovecs[:, 1].sum())
-            if not inside or at - end > NEAR or max(end, stop) - begin > part_nbytes:
-                close_part()
-                begin, end, inside = at, at, []
-            inside.append((at, iovecs))
-            end = max(end, stop)
-    close_part()
+            inside = []
+        begin, end = (begin, max(end, stop)) if inside else (at, stop)
+        inside.append((at, iovecs))
+    if inside:
+        parts.append(Part(version, begin, end, partial(_put, begin, inside)))
     return parts
 
 
