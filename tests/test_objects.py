@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import pickle
 import subprocess
 import sys
 import threading
@@ -206,30 +204,6 @@ def test_without_obstore(monkeypatch):
     monkeypatch.delitem(paths._stores, "gs", raising=False)
     with pytest.raises(MissingExtra, match=r"dsprep\[objects\]"):
         dsprep.open("gs://b/x.h5")
-
-
-def test_a_forked_child_is_refused_at_once(server):
-    file = paths.open_file("s3://b/data")
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            read(file, [0], [10])
-        except UsageError as error:
-            os.write(write_end, str(error).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert b"forkserver" in os.read(read_end, 10_000)
-    os.close(read_end)
-    os.close(write_end)
-    code = "import sys, pickle; path = pickle.load(sys.stdin.buffer); print(path.stat().st_size)"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        input=pickle.dumps(paths.as_path("s3://b/data")),
-        capture_output=True,
-        check=True,
-    )
-    assert int(done.stdout) == NBYTES
 
 
 @pytest.fixture

@@ -16,8 +16,6 @@ from dsprep.core.schema import Schema
 from dsprep.errors import FormatError, TargetError
 from dsprep.sidecar.spec import Content
 from dsprep.storage.atomic import partial_path
-from dsprep.storage.local import LocalFile
-from dsprep.writing import shards
 from dsprep.writing.staging import Staging, discard
 
 CONTENT = Content("hdf5", Schema(()), ())
@@ -231,36 +229,3 @@ def test_what_was_replaced_is_not_published_again(tmp_path, monkeypatch):
     with Staging(target, JOB, overwrite=True) as staging:
         assert staging.state is None
         assert not staging.made.exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("x.h5", {}),
-        ("x.lmdb", {}),
-        ("x.tfrecord", {}),
-        ("x.tfrecord", {"compress": "gzip:1"}),
-        ("x.zarr", {}),
-        ("x.zarr", {"chunk": 10}),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "".join(value),
-)
-def test_times_move_while_what_was_written_is_looked_at(name, options, train, monkeypatch):
-    target = train.with_name(name)
-    opened, describe, moved = LocalFile.__init__, shards.describe, []
-
-    def init(self, path, fd=None):
-        opened(self, path, fd)
-        if "dsprep-partial" in str(path) and len(moved) < 3:
-            moved.append(path)
-            os.utime(path, ns=(0, self.mtime_ns + len(moved)))
-
-    def armed(*arguments):
-        monkeypatch.setattr(LocalFile, "__init__", init)
-        return describe(*arguments)
-
-    monkeypatch.setattr(shards, "describe", armed)
-    dsprep.convert(train, target, **options)
-    assert len(moved) == 3
-    with dsprep.open(train) as one, dsprep.open(target) as other:
-        assert dsprep.verify(one, other).same

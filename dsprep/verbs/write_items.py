@@ -89,8 +89,8 @@ def write_items(
     the item that it is at.
 
     A worker holds 2 MiB of samples besides what the function itself holds, with ``"skip"`` all
-    those of an item; this process holds the items and 500 bytes for each of about 4096 parts. On
-    the disk the samples are twice until the output is complete.
+    those of an item; this process holds the items, 500 bytes for each of about 4096 parts and 100
+    for each MiB of samples. On the disk the samples are twice until the output is complete.
     """
     target = named_target(as_path(target))
     if resume and run.restart:
