@@ -81,11 +81,13 @@ def burning(around, format):
     around(spec, "write")
 
 
-def killed(make, fuse, format):
-    """Whether a child that makes the output was killed at step `fuse`, before its end."""
+def killed(make, fuse, format, more=lambda around: None):
+    """Whether a child that makes the output was killed at step `fuse`; `more` adds steps."""
 
     def work():
-        burning(kill_at(fuse), format)
+        around = kill_at(fuse)
+        burning(around, format)
+        more(around)
         make(1)
 
     code = forked(work)
