@@ -29,11 +29,6 @@ LEVELS = {"gzip": 5, "zstd": 3, "blosc": 5}
 MAX_TYPESIZE = 255
 
 
-def root_key(zarr_format: int) -> str:
-    """Return the key whose presence makes a directory a store."""
-    return "zarr.json" if zarr_format == 3 else ".zgroup"
-
-
 def documents(
     schema: Schema,
     arrays: list[tuple[ArrayPlan, int]],

@@ -7,13 +7,13 @@ what an earlier run has written is read back for them.
 
 Compressed, a piece of the large fixed fields, or of a group, consists of whole files and is encoded
 when it comes. All else (small fields, ragged values, whose rows do not end with pieces) is
-collected as it is in the directory `SPOOL` and encoded by `finish`.
+collected as it is in the folder ``PATH.spool`` and encoded by `finish`.
 
 A ZIP file is packed from a directory beside it. In groups it is written as such: a piece is a whole
 group, whose members have their local headers, with their sums, before them.
 
-The root's metadata document, or the central directory of a ZIP file, is written last, when all else
-is durable: an output that has it is complete, and an interrupted one is not a Zarr store.
+The metadata documents, or the central directory of a ZIP file, are written last: an interrupted
+output is not a Zarr store.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -38,11 +38,18 @@ from dsprep.formats.base import State, Writer
 from dsprep.formats.record_writer import stored_groups
 from dsprep.formats.stored_rows import contiguous, spans
 from dsprep.formats.zarr.chunks import build_index
-from dsprep.formats.zarr.documents import encode_file, encoder, root_key
+from dsprep.formats.zarr.documents import encode_file, encoder
 from dsprep.formats.zarr.grid import Grid
 from dsprep.formats.zarr.locate import blocks_of
-from dsprep.formats.zarr.plan import ArrayPlan
-from dsprep.formats.zarr.zip_file import Member, directory, is_zip, local_header, pack
+from dsprep.formats.zarr.plan import ArrayPlan, header_nbytes
+from dsprep.formats.zarr.zip_file import (
+    CRC32_END,
+    Member,
+    directory,
+    is_zip,
+    local_header,
+    pack,
+)
 from dsprep.layout.model import Column, FileLayout, Groups
 from dsprep.layout.model import Grid as LocatedGrid
 from dsprep.storage.base import Handle
@@ -60,9 +67,6 @@ from dsprep.storage.ranges import (
     truncate,
 )
 from dsprep.storage.trees import remove
-
-SPOOL = ".dsprep-spool"
-"""The directory, inside the output, of what `ZarrWriter.finish` is going to encode."""
 
 
 @dataclass
@@ -113,25 +117,23 @@ class ZarrWriter(Writer):
         if is_zip(path) and not grid.zipped:
             self.root = path.with_name(path.name + ".parts")
         self.arrays, self.unit, self.whole = list(grid.arrays), grid.unit, grid.whole
-        self._spool = self.root / SPOOL
+        self._spool = Path(f"{path}.spool")
         self._encode = [encoder(plan) for plan in grid.arrays]
         self._rows = {f.name: 0 for f in grid.schema if f.ragged}
         self._most = {n: int(rows.max(initial=0)) for n, rows in grid.grouping.rows.items()}
-        self._sums, self._crc32 = Sums(), dict[tuple[int, int], int]()
+        self._sums = Sums()
         self._dirty: set[Path] = set()
         self._written: set[Path] = set()  # since the last `start_sync`
         self._lock = threading.Lock()
         if state is None:
             remove(path)
-            remove(self.root)
+            self.clean()
         else:
             self._rows = {name: int(state["rows"][name]) for name in self._rows}
-        marker = self.root / root_key(grid.options.zarr_format)
-        self._complete = state is not None and marker.exists()
         static = (s.field.name for s in grid.schema.static)
-        self._folders = [*(plan.path for plan in grid.arrays), *static]
-        for name in () if grid.zipped else (SPOOL, *self._folders):
-            (self.root / name).mkdir(parents=True, exist_ok=True)
+        folders = [self.root / n for n in (*(plan.path for plan in grid.arrays), *static)]
+        for folder in () if grid.zipped else (self._spool, *folders):
+            folder.mkdir(parents=True, exist_ok=True)
 
     # --- files ---------------------------------------------------------------------------------
 
@@ -233,7 +235,7 @@ class ZarrWriter(Writer):
 
     @override
     def write(self, piece: Piece) -> None:
-        if self._complete or not piece.count:
+        if not piece.count:
             return
         group, grid = self._grid.grouping.of(piece.start), self._grid
         for number, plan in enumerate(self.arrays):
@@ -295,7 +297,6 @@ class ZarrWriter(Writer):
 
     def _write_header(self, fd: int, number: int, chunk: int, crc32: int) -> bytes:
         """Write and return the local header of a member of a ZIP file."""
-        self._crc32[number, chunk] = crc32
         header = local_header(self._key(number, chunk), self.arrays[number].chunk_nbytes, crc32)
         pwrite_all(fd, [header], int(self._grid.offsets[number][chunk]) - len(header))
         return header
@@ -319,20 +320,19 @@ class ZarrWriter(Writer):
         if self._grid.zipped:
             self._finish_zip()
             return
-        if not self._complete:
-            rows = list(self._grid.rows)
-            for number, plan in enumerate(self.arrays):
-                if plan.role == "values" and not self._grid.grouped:
-                    rows[number] = self._rows[plan.field.name]
-                plan = self.arrays[number] = plan.settled(rows[number])
-                if plan.codec is None:
-                    self._finish_rows(number, rows[number])
-                elif not plan.whole_files and rows[number] and plan.row_nbytes:
-                    self._encode_spool(number, rows[number])
-            self._finish_documents(self._grid.describe(rows))
-        remove(self._spool)
+        rows = list(self._grid.rows)
+        for number, plan in enumerate(self.arrays):
+            if plan.role == "values" and not self._grid.grouped:
+                rows[number] = self._rows[plan.field.name]
+            plan = self.arrays[number] = plan.settled(rows[number])
+            if plan.codec is None:
+                self._finish_rows(number, rows[number])
+            elif not plan.whole_files and rows[number] and plan.row_nbytes:
+                self._encode_spool(number, rows[number])
+        for name, data in self._grid.describe(rows).items():
+            self._replace(self.root / name, [data])
         if self.durable:
-            sync_directory(self.root)
+            self.sync()
         if self.root != self._path:
             pack(self.root, self._path, self.durable)
 
@@ -367,24 +367,6 @@ class ZarrWriter(Writer):
                 parts = pool.map(lambda rows: encode_file(rows, plan, encode), cuts)
                 self._write_file(number, i, [chunk for part in parts for chunk in part])
 
-    def _finish_documents(self, made: Mapping[str, bytes]) -> None:
-        """Write the documents, the root's last, each durable before the next matters."""
-        last = root_key(self._grid.options.zarr_format)
-        for name, data in made.items():
-            if name != last:
-                self._replace(self.root / name, [data])
-        temporary = self.root / f"{last}.part"
-        self._replace(temporary, [made[last]])
-        if self.durable:
-            self.sync()
-            for folder in {self.root / name for name in self._folders}:
-                while folder != self.root:
-                    sync_directory(folder)
-                    folder = folder.parent
-        temporary.replace(self.root / last)
-        if self.durable:
-            sync_directory(self.root)
-
     def _finish_zip(self) -> None:
         grid, members, at = self._grid, list[Member](), 0
         end = int(grid.tracks[0].ends[-1]) if grid.tracks else grid.front
@@ -405,16 +387,19 @@ class ZarrWriter(Writer):
             self.sync()
 
     def _member(self, fd: int, file: Handle, chunk: tuple[int, int]) -> Member:
-        """Return a chunk as a member; if its header was not written by this run, after that."""
+        """Return a chunk as a member, with the CRC-32 in its header."""
         number, k = chunk
-        at, nbytes = int(self._grid.offsets[number][k]), self.arrays[number].chunk_nbytes
-        if chunk not in self._crc32:
-            self._write_header(fd, number, k, read_crc32(file, at, at + nbytes))
-        return self._key(number, k), nbytes, self._crc32[chunk], at
+        name, nbytes = self._key(number, k), self.arrays[number].chunk_nbytes
+        at = int(self._grid.offsets[number][k])
+        if number in self._grid.ordinary:
+            header = self._write_header(fd, number, k, read_crc32(file, at, at + nbytes))
+        else:
+            header = file.pread(CRC32_END, at - header_nbytes(name))
+        return name, nbytes, int.from_bytes(header[CRC32_END - 4 : CRC32_END], "little"), at
 
     @override
     def clean(self) -> None:
-        # What was packed into a ZIP file is not needed any more.
+        remove(self._spool)
         if self.root != self._path:
             remove(self.root)
 

@@ -28,6 +28,9 @@ UNIX = 3 << 8
 """The system whose file modes `MODE` has."""
 MODE = 0o100644 << 16
 
+CRC32_END = 18
+"""Where the CRC-32 ends in a local header."""
+
 Member = tuple[str, int, int, int]
 """Name, bytes, CRC-32, and the offset of the bytes."""
 
