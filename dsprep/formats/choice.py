@@ -6,9 +6,9 @@ Index tables first, since the arrays that they divide are ragged; then what coun
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from dsprep.errors import DsprepError, FormatError, SchemaError, require
 from dsprep.formats.conventions import Stated
@@ -27,27 +27,8 @@ from dsprep.formats.ragged import (
 from dsprep.formats.samples import SampleAxis, Sized, choose, listed
 from dsprep.formats.splits import check_arrays
 
-
-@dataclass(frozen=True)
-class Choice:
-    """The fields of a file.
-
-    Attributes
-    ----------
-    axis
-        What counts the samples.
-    routes
-        By field: the path of its array, and how its rows are reached if it is ragged.
-    notes
-        What was assumed and left out, one clause each.
-    others
-        The arrays that belong to all samples.
-    """
-
-    axis: SampleAxis
-    routes: Mapping[str, tuple[str, Route | None]]
-    notes: list[str]
-    others: tuple[str, ...]
+Routes: TypeAlias = dict[str, tuple[str, Route | None]]
+"""By field: the path of its array, and how its rows are reached if it is ragged."""
 
 
 def choose_fields(
@@ -60,8 +41,8 @@ def choose_fields(
     own: bool = False,
     marked: Mapping[str, tuple[Any, int]] | None = None,
     refused: Mapping[str, str] | Mapping[str, DsprepError] | None = None,
-) -> Choice:
-    """Return the fields that the user named, or all arrays that have a value for each sample.
+) -> tuple[SampleAxis, Routes]:
+    """Return what counts the samples, and the fields: as named, or all that have one for each.
 
     Parameters
     ----------
@@ -135,4 +116,5 @@ def choose_fields(
         more=partial(indexed, tree, open_rows),
     )
     others = axis.others or tuple(stated.aside if own else ())
-    return Choice(axis, {n: routes[n] for n in axis.names}, [*notes, *axis.notes], others)
+    axis = replace(axis, notes=(*notes, *axis.notes), others=others)
+    return axis, {n: routes[n] for n in axis.names}

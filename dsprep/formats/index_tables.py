@@ -12,6 +12,7 @@ begins at a multiple of the capacity that all have.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -187,6 +188,10 @@ class Route:
                 bounds = np.append(low, high[-1:]) if len(low) else np.zeros(1, np.int64)
                 first, end = bounds[first], bounds[end]
         return first, end
+
+
+RowLaws: TypeAlias = Callable[[Ints, Ints], tuple[Law, Law]]
+"""Returns the laws of first rows and numbers of rows, from the first and the end of each sample."""
 
 
 def row_laws(first: Ints, end: Ints) -> tuple[Law, Law]:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
 from dsprep.core.memory import free_memory
-from dsprep.core.schema import Arena, Attrs, Batch, Field, Ints, Schema
+from dsprep.core.schema import Arena, Array, Attrs, Batch, Field, Ints, Schema
 from dsprep.core.schema import Column as Values
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats import decoders
@@ -69,6 +70,37 @@ class LazyField(ABC):
     def resident_nbytes(self) -> int:
         """Return the bytes that reading holds besides the samples asked for; see `read`."""
         return 0
+
+
+class RowsField(LazyField):
+    """An array whose rows are samples, or belong to ragged samples; see `ragged.RaggedField`.
+
+    Attributes
+    ----------
+    field
+        What a row is.
+    count
+        The number of rows.
+    """
+
+    field: Field
+    count: int
+
+    @abstractmethod
+    def rows(self, ranges: Iterable[tuple[int, int]]) -> Array:
+        """Return ranges of rows by the library, back to back."""
+
+    @abstractmethod
+    def storage_of(self, count: int, nbytes: float, tables: Sequence[str] = ()) -> FieldStorage:
+        """Return how `count` samples of so many bytes each are stored, whose rows `tables` give."""
+
+    @override
+    def read(self, start: int, stop: int) -> Any:
+        return self.rows([(start, stop)])
+
+    @override
+    def storage(self) -> FieldStorage:
+        return self.storage_of(self.count, self.field.row_nbytes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,25 +16,24 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice, permutations
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.schema import Array, DType, Field, FieldSpec, Ints, Ragged
 from dsprep.core.schema import Column as Values
+from dsprep.core.schema import DType, Field, FieldSpec, Ints, Ragged
 from dsprep.errors import AmbiguousError, FormatError, UsageError
 from dsprep.formats.fields import missing_field
 from dsprep.formats.foreign import WAY_OUT
-from dsprep.formats.index_tables import Form, IndexTable, Numbers, Route, row_laws, runs
-from dsprep.formats.located import LazyField
+from dsprep.formats.index_tables import Form, IndexTable, Numbers, Route, RowLaws, row_laws, runs
+from dsprep.formats.located import LazyField, RowsField
 from dsprep.formats.samples import MOST_READINGS, show_reading
 from dsprep.layout.describe import FieldStorage
-from dsprep.layout.laws import Law
 from dsprep.layout.model import Column
 
 _FIRST = re.compile(r"(?i)(.*?)_?(?:first|start|begin|offset)s?")
@@ -360,39 +359,14 @@ def _targets(
     ]
 
 
-class RowValues(Protocol):
-    """An array whose rows ragged samples have; see `LazyField`."""
-
-    count: int
-
-    def locate(self) -> Column:
-        """Return where all rows are, one for each sample; see `LazyField.locate`."""
-
-    def rows(self, ranges: Iterable[tuple[int, int]]) -> Array:
-        """Return ranges of rows by the library, back to back."""
-
-    def resident_nbytes(self) -> int:
-        """Return the bytes that `rows` holds."""
-
-    def storage_of(self, count: int, nbytes: float, tables: Sequence[str]) -> FieldStorage:
-        """Return how `count` samples of so many bytes each are stored, whose rows `tables` give."""
-
-
 class RaggedField(LazyField):
-    """A ragged field: the rows of `values` that index tables give.
-
-    `laws` returns the laws of the first row of each sample, and of how many it has.
-    """
+    """A ragged field: the rows of `values` that index tables give; `laws` states them."""
 
     def __init__(
-        self,
-        values: RowValues,
-        route: Route,
-        field: Field,
-        laws: Callable[[Ints, Ints], tuple[Law, Law]] = row_laws,
+        self, values: RowsField, route: Route, field: Field, laws: RowLaws = row_laws
     ) -> None:
-        self.values, self.field, self.count = values, field, route.tables[0].rows
-        self.route, self._laws = route, laws
+        self.values, self.field, self.route = values, field, route
+        self.count, self._laws = route.tables[0].rows, laws
 
     @cached_property
     def _spans(self) -> tuple[Ints, Ints]:

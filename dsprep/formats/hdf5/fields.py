@@ -25,13 +25,13 @@ from dsprep.errors import FormatError
 from dsprep.formats.hdf5.datasets import Contents, check_sources, sources
 from dsprep.formats.hdf5.guard import hdf5_errors, need_filters
 from dsprep.formats.hdf5.locate import check_chunks, chunking, locate_grid
-from dsprep.formats.located import LazyField, Unlocated
+from dsprep.formats.located import RowsField, Unlocated
 from dsprep.layout.describe import FieldStorage, of_array
 from dsprep.layout.model import Column, FileLayout
 from dsprep.reading.layout_reader import LayoutReader
 
 
-class DatasetField(LazyField):
+class DatasetField(RowsField):
     """A dataset whose rows are samples, or that is the only sample if it is taken `whole`.
 
     Attributes
@@ -84,11 +84,7 @@ class DatasetField(LazyField):
         return Column(grid, grid.shape[0] if self._whole else 1)
 
     @override
-    def read(self, start: int, stop: int) -> Any:
-        return self.rows([(start, stop)])
-
     def rows(self, ranges: Iterable[tuple[int, int]]) -> Array:
-        """Return ranges of rows, back to back, as the library reads them."""
         ranges = [*ranges]
         count, at = sum(high - low for low, high in ranges), 0
         # The library writes neither padding nor chunks that are not there and have no fill value.
@@ -123,11 +119,7 @@ class DatasetField(LazyField):
         return 2 * math.prod(map(int, dataset.chunks or (0,))) * int(dataset.dtype.itemsize)
 
     @override
-    def storage(self) -> FieldStorage:
-        return self.storage_of(self.count, self.field.row_nbytes)
-
     def storage_of(self, count: int, nbytes: float, tables: Sequence[str] = ()) -> FieldStorage:
-        """Return how samples of so many bytes each are stored, whose rows `tables` give."""
         with hdf5_errors(self.where, "the layout cannot be read"):
             dataset = self.dataset()
             form = chunking(dataset)

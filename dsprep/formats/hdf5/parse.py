@@ -96,7 +96,7 @@ class Fields:
         if options.keys_as is not None:
             raise UsageError("--keys-as applies where each group is a sample", where=self._path)
         with hdf5_errors(self._path, "the fields cannot be found"):
-            choice = choose_fields(
+            axis, routes = choose_fields(
                 ArrayTree(self._datasets, contents.groups),
                 self._open,
                 options,
@@ -106,11 +106,11 @@ class Fields:
                 marked=self._marked(),
                 refused=contents.left_out,
             )
-        fields, notes = dict[str, AnyField](), choice.notes
+        fields, notes = dict[str, AnyField](), [*axis.notes]
         if contents.elsewhere:
             notes.append(f"values are in other files: {samples.listed([*contents.elsewhere])}")
-        for name, route in choice.routes.items():
-            field = self._field(name, *route, choice.axis.whole_file)
+        for name, route in routes.items():
+            field = self._field(name, *route, axis.whole_file)
             if field is not None:
                 fields[name] = field
         if not self._specs:
@@ -129,11 +129,11 @@ class Fields:
         self.parsed = Parsed(
             version=" (netCDF-4)" if netcdf else "",
             fields={name: each.field for name, each in fields.items()},
-            layout=FileLayout(choice.axis.count),
+            layout=FileLayout(axis.count),
             lazy=fields,
             attrs=attrs,
             notes=tuple(notes),
-            others=choice.others,
+            others=axis.others,
         )
 
     def _state(self) -> Stated:

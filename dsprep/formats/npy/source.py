@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import AmbiguousError
-from dsprep.formats.choice import Choice, choose_fields
+from dsprep.formats.choice import Routes, choose_fields
 from dsprep.formats.fields import missing_field
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.npy.arrays import (
@@ -27,7 +27,7 @@ from dsprep.formats.npy.arrays import (
 from dsprep.formats.npy.tables import StoredNumbers, check
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.ragged import ArrayTree, table_paths
-from dsprep.formats.samples import Sized, ambiguous
+from dsprep.formats.samples import SampleAxis, Sized, ambiguous
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import FileLayout
 from dsprep.reading.files import Files
@@ -56,9 +56,9 @@ def open_numpy(path: Path, options: OpenOptions, hint: Schema | None) -> Located
 
         _check(inside, specs, options, path)
         options = replace(options, fields=specs)
-        choice = choose_fields(ArrayTree(inside.arrays, {"": ()}), open_rows, options, path)
-        parsed = _parsed(choice, inside, hint)
-        values = {name: inside.arrays[name] for name, _ in choice.routes.values()}
+        axis, routes = choose_fields(ArrayTree(inside.arrays, {"": ()}), open_rows, options, path)
+        parsed = _parsed(axis, routes, inside, hint)
+        values = {name: inside.arrays[name] for name, _ in routes.values()}
         members = [(n, a) for n, a in values.items() if a.member and a.nbytes <= PROVED]
         if file is not None and members:
             parsed = replace(parsed, prove=partial(_prove, file, members, threading.Lock()))
@@ -140,11 +140,10 @@ def _check(inside: Arrays, specs: tuple[FieldSpec, ...], options: OpenOptions, p
         raise AmbiguousError(error.reason, [*ways, *error.readings], where=path, fix=error.fix)
 
 
-def _parsed(choice: Choice, inside: Arrays, hint: Schema | None) -> Parsed:
-    axis = choice.axis
+def _parsed(axis: SampleAxis, routes: Routes, inside: Arrays, hint: Schema | None) -> Parsed:
     known = {} if hint is None or not axis.whole_file else {f.name: f for f in hint}
     fields, columns = {}, {}
-    for n, (values, route) in choice.routes.items():
+    for n, (values, route) in routes.items():
         array = inside.arrays[values]
         if route is not None:
             fields[n] = Field(n, array.dtype, (None, *array.shape[1:]))
@@ -159,8 +158,8 @@ def _parsed(choice: Choice, inside: Arrays, hint: Schema | None) -> Parsed:
         version=inside.version,
         fields=fields,
         layout=FileLayout(axis.count, columns=columns),
-        notes=(*inside.notes, *refused, *choice.notes),
-        others=choice.others,
+        notes=(*inside.notes, *refused, *axis.notes),
+        others=axis.others,
     )
 
 

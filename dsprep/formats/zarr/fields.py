@@ -15,14 +15,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-import numpy as np
 from typing_extensions import override
 
-from dsprep.core.schema import DIMENSIONS, Array, Attrs, Field, Ints, Ragged
+from dsprep.core.schema import DIMENSIONS, Array, Attrs, Field, Ragged
 from dsprep.core.schema import Column as Values
 from dsprep.errors import FormatError
 from dsprep.formats.index_tables import Route
-from dsprep.formats.located import LazyField
+from dsprep.formats.located import RowsField
 from dsprep.formats.ragged import RaggedField
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.attributes import DTYPE, restore, view
@@ -41,7 +40,7 @@ def declared(array: StoredArray) -> tuple[Any, tuple[int, ...]]:
     return restore(meta.dtype, meta.shape, text, array.where)
 
 
-class ArrayField(LazyField):
+class ArrayField(RowsField):
     """A field that is one array: its first axis counts samples, or it is a `single` sample.
 
     Attributes
@@ -78,29 +77,17 @@ class ArrayField(LazyField):
         return Column(None) if empty else Column(self.array.grid, self._lines)
 
     @override
-    def read(self, start: int, stop: int) -> Values:
-        return self.rows([(start, stop)])
-
     def rows(self, ranges: Iterable[tuple[int, int]]) -> Array:
-        """Return ranges of samples, back to back, as zarr reads them."""
         lines = self._lines
         stored = self.array.by_library([(low * lines, high * lines) for low, high in ranges])
         return view(stored, self.field.dtype, (len(stored) // max(1, lines), *self.field.inner))
-
-    @override
-    def sizes(self, start: int, stop: int) -> Ints | None:
-        return np.full(stop - start, self.field.row_nbytes, np.int64)
 
     @override
     def resident_nbytes(self) -> int:
         return self.array.resident_nbytes()
 
     @override
-    def storage(self) -> FieldStorage:
-        return self.storage_of(self.count, self.field.row_nbytes)
-
     def storage_of(self, count: int, nbytes: float, tables: Sequence[str] = ()) -> FieldStorage:
-        """Return how samples of so many bytes each are stored, whose rows `tables` give."""
         meta = self.array.meta
         form = Chunking(
             shape=meta.shape,
@@ -143,10 +130,6 @@ class ElementsField(ArrayField):
         items = self.array.by_library([(start, stop)]).tolist()
         empty = "" if self.field.kind == "str" else b""
         return Ragged.pack([item or empty for item in items], self.field)
-
-    @override
-    def sizes(self, start: int, stop: int) -> Ints | None:
-        return None
 
 
 AnyField: TypeAlias = ArrayField | RaggedField

@@ -65,7 +65,7 @@ def parse(store: Store, options: OpenOptions) -> Parsed:
     for error in refused.values():
         if not (options.fields or isinstance(error, NoField)):
             raise error
-    choice = choose_fields(
+    axis, routes = choose_fields(
         ArrayTree(arrays, {name: tuple(attrs) for name, attrs in groups.items()}),
         arrays.__getitem__,
         options,
@@ -75,9 +75,8 @@ def parse(store: Store, options: OpenOptions) -> Parsed:
         marked={n: (a[KIND], _capacity(a)) for n, a in groups.items() if KIND in a},
         refused=refused,
     )
-    fields, notes = dict[str, AnyField](), choice.notes
-    single = choice.axis.whole_file
-    for name, (values, route) in choice.routes.items():
+    fields, notes, single = dict[str, AnyField](), [*axis.notes], axis.whole_file
+    for name, (values, route) in routes.items():
         array = arrays[values]
         more = stated.attrs.get(values, {})
         if route is not None:
@@ -98,11 +97,11 @@ def parse(store: Store, options: OpenOptions) -> Parsed:
     return Parsed(
         version=f"Zarr v{3 if store.has('zarr.json') else 2}, {'ZIP' if zipped else 'directory'}",
         fields={n: f.field for n, f in fields.items()},
-        layout=FileLayout(choice.axis.count),
+        layout=FileLayout(axis.count),
         lazy=fields,
         attrs=from_json(root),
         notes=tuple(notes),
-        others=choice.others,
+        others=axis.others,
         prove=partial(prove, [*fields.values()]) if zipped else None,
     )
 
