@@ -201,29 +201,22 @@ def route_of(
     UsageError
         If one of them is no table, or does not divide what comes next.
     """
-    if tree.datasets[spec.path].vlen:
-        raise UsageError(
-            f"{spec.path} holds sequences of variable length, not rows",
-            where=where,
-            fix="name it without an index table",
-        )
-    tables = list[IndexTable]()
+    values, tables = tree.datasets[spec.path], list[IndexTable]()
     for entry in spec.index:
-        table = table_of(table_paths(entry), tree, open_rows)
+        table = None if values.vlen else table_of(table_paths(entry), tree, open_rows)
         if table is None:
             raise UsageError(
-                f"{entry} is not an index table",
+                f"{entry} is not an index table of {spec.path}",
                 where=where,
                 expected="a table with members such as first and count, one of (first, count) "
-                "or (begin, end) rows, N + 1 bounds, N ends, FIRST,COUNT, or BEGIN,END",
+                "or (begin, end) rows, N + 1 bounds, N ends, FIRST,COUNT, or BEGIN,END; and rows",
             )
         tables.append(table)
-    rows = (*(t.rows for t in tables[1:]), *tree.datasets[spec.path].shape[:1])
-    for i, count in enumerate(rows):
-        paired = replace(tables[i], form="pairs")
-        if tables[i].form == "counts" and not tables[i].partitions(count):
-            tables[i] = paired if paired.partitions(count) else tables[i]
-        elif not tables[i].partitions(count):
+    for i, count in enumerate((*(t.rows for t in tables[1:]), *values.shape[:1])):
+        paired, is_table = replace(tables[i], form="pairs"), tables[i].partitions(count)
+        if tables[i].form == "counts" and not is_table and paired.partitions(count):
+            tables[i] = paired
+        elif not is_table and tables[i].form != "counts":  # of others reading them tells
             raise UsageError(
                 f"{spec.index[i]} is not an index table of {spec.path}",
                 where=where,

@@ -137,13 +137,8 @@ def choose(
     axis = axes.pop() if len(axes) == 1 else axis
     static = static_among(arrays, names)
     notes = [f"left out {listed([*static])}: {STATIC}"] if static else []
-    for (length, other), others in by_axis.items():
-        if lost := [n for n in others if n not in chosen and n not in static]:
-            first, taken = (length, count) if length != count else (other or "unnamed", axis)
-            notes.append(f"left out {listed(lost)}: first axis {first}, not {taken}")
-    scalars = [n for n, array in arrays.items() if not array.shape and n not in static]
-    if scalars:
-        notes.append(f"left out {listed(scalars)}: no axis")
+    if lost := [n for n in arrays if n not in chosen and n not in static]:
+        notes.append(f"left out {listed(lost)}: their first axes do not count the {count} samples")
     if axis:
         notes.append(counted_along(axis))
     found = SampleAxis(count, False, names, tuple(notes), static)
@@ -294,8 +289,7 @@ def ambiguous(
     more: Readings = (),
 ) -> AmbiguousError:
     """Return the error for a file that can be read in several ways, with all of these."""
-    readings = [*more]
-    beside = side_by_side(arrays)
+    readings, beside = [*more], side_by_side(arrays)
     alone = beside[0].pattern if len(beside) == 1 else ""
     for each in [*beside]:
         groups = [matching(arrays, f"{group}/*") for group in each.groups[:MOST_GROUPS]]
@@ -303,12 +297,10 @@ def ambiguous(
             beside += [matching(arrays, f"{each.pattern}/*"), *groups]
     for each in beside:
         alike = tuple(m for m in each.members if _alike(each, m, arrays))
-        if alike:
-            fields = each._replace(members=alike).options()
-            option = "--sample-axis groups" if each.pattern == alone else fields
-            readings.append(
-                (option, show_reading(len(each.groups), [m or "values" for m in alike]))
-            )
+        options = each._replace(members=alike).options()
+        option = "--sample-axis groups" if each.pattern == alone else options
+        shown = show_reading(len(each.groups), [m or "values" for m in alike])
+        readings += [(option, shown)] * bool(alike)
     del readings[MOST_READINGS:]
     shapes = {n: array.shape for n, array in arrays.items() if array.shape}
     if shapes and not groups_only:

@@ -10,13 +10,14 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from dsprep.errors import FormatError
 from dsprep.storage.base import Handle, stream
-from dsprep.storage.checksums import Members
+from dsprep.storage.checksums import Members, check_member, read_crc32
 from dsprep.storage.paths import open_file
 
 LOCAL_HEADER = 30
@@ -38,6 +39,71 @@ ZIP_ERRORS = (
     KeyError,
 )
 """What `zipfile` raises for files that are damaged or encrypted."""
+
+
+HEAD_NBYTES = 512
+"""Bytes of a local header that are read of each member of an object: few names are longer."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member of a ZIP file.
+
+    Attributes
+    ----------
+    name
+        As the central directory has it.
+    offset, stored
+        Where its bytes are, and how many.
+    nbytes, crc32
+        Of what it holds.
+    method
+        How it is compressed, as in `zipfile`; -1: it is encrypted.
+    """
+
+    name: str
+    offset: int
+    stored: int
+    nbytes: int
+    crc32: int
+    method: int
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is stored as it is."""
+        return self.method == zipfile.ZIP_STORED
+
+    def check(self, file: Handle) -> None:
+        """Raise `FormatError` if the checksum of one that is `plain` is wrong."""
+        computed = read_crc32(file, self.offset, self.offset + self.nbytes)
+        check_member(computed, self.crc32, f"{file.path}, {self.name}")
+
+
+def members(file: Handle, archive: zipfile.ZipFile) -> Iterator[Member]:
+    """Yield the members but folders; of names that come twice the last one.
+
+    Raises
+    ------
+    FormatError
+        If the local header of one is wrong, or its bytes leave the file.
+    """
+    infos, heads = [i for i in archive.NameToInfo.values() if not i.is_dir()], dict[int, bytes]()
+    if file.fd < 0:  # all at once: each is a request
+        offsets = [i.header_offset for i in infos if 0 <= i.header_offset < file.nbytes]
+        heads = dict(zip(offsets, file.pread_blocks(HEAD_NBYTES, offsets), strict=True))
+    for info in infos:
+        where = f"{file.path}, {info.filename}"
+        at = begin(file, info, where, heads.get(info.header_offset, b""))
+        method = -1 if info.flag_bits & 1 else info.compress_type
+        stored, nbytes = info.compress_size, info.file_size
+        if at + stored > file.nbytes or (method == zipfile.ZIP_STORED and stored != nbytes):
+            raise FormatError(
+                "a ZIP member leaves the file",
+                where=where,
+                expected=f"{nbytes} bytes at {at}",
+                found=f"{stored} bytes, of {file.nbytes} in all",
+            )
+        yield Member(info.filename, at, stored, nbytes, info.CRC, method)
 
 
 def begin(file: Handle, info: zipfile.ZipInfo, where: str, known: bytes = b"") -> int:
@@ -85,12 +151,8 @@ def stored_members(path: Path) -> Members | None:
     with closing(open_file(path)) as file:
         if file.pread(4, 0) != b"PK\3\4":
             return None
-        plain: list[tuple[int, int, int, str]] = []
         with opened_zip(file) as archive:
-            for info in archive.NameToInfo.values():  # of names that come twice, the last one
-                if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1:
-                    at = begin(file, info, f"{path}, {info.filename}")
-                    plain.append((at, info.file_size, info.CRC, info.filename))
-    plain.sort()
-    starts, sizes, crcs = np.array([m[:3] for m in plain], np.int64).reshape(-1, 3).T
-    return Members(tuple(m[3] for m in plain), starts, sizes, crcs)
+            plain = [m for m in members(file, archive) if m.plain]
+    plain.sort(key=lambda m: m.offset)
+    table = np.array([(m.offset, m.nbytes, m.crc32) for m in plain], np.int64).reshape(-1, 3).T
+    return Members(tuple(m.name for m in plain), *table)

@@ -168,7 +168,7 @@ def test_steps_or_rows_are_asked_for(tmp_path):
         opened(tmp_path / "x.bp")
     assert dict(caught.value.readings) == {
         "--sample-axis none": "3 samples, a step each",
-        "--sample-axis first": "30 samples of x, a row each",
+        "--sample-axis first": "samples that are rows of x, y",
     }
     assert len(read(tmp_path / "x.bp", sample_axis="none")) == 3
     assert len(read(tmp_path / "x.bp", sample_axis="first")) == 30

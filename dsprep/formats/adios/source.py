@@ -37,9 +37,6 @@ from dsprep.storage.paths import open_file
 WAIT = 60.0
 """Seconds without an answer after which a file is taken to be cut or damaged."""
 
-EXPANDED = 4096
-"""How often as large as their files values may be."""
-
 ADDRESSES = 4 << 30
 """Bytes of address space that ADIOS2 takes besides what is decoded."""
 
@@ -116,13 +113,9 @@ class AdiosField(LazyField):
     @override
     def read(self, start: int, stop: int) -> Values:
         field, row, counts = self.field, start, np.ones(stop - start, np.int64)
-        inner: Any = field.inner
         if self.first is not None and self.rows is not None:
-            row, counts, inner = (
-                int(self.first[start:][:1].sum()),
-                self.rows[start:stop],
-                field.shape[1:],
-            )
+            row, counts = int(self.first[start:][:1].sum()), self.rows[start:stop]
+        inner: Any = field.inner if self.first is None else field.shape[1:]
         out = np.empty((int(counts.sum()), *inner), field.dtype)
         if out.size:
             self.library.answer(self.variable, row, row + len(out), into=out)
@@ -153,7 +146,7 @@ def open_adios(path: Path, options: OpenOptions) -> LocatedSource:
 
 def _parsed(library: Library, options: OpenOptions, path: Path) -> Parsed:
     """Decide which variables are fields, and what their samples are."""
-    described, nbytes = library.answer(), library.identity.nbytes
+    described = library.answer()
     steps, variables = described["steps"], described["variables"]
     attrs = {name: _attribute(value) for name, value in described["attributes"].items()}
     requested = [spec.spelled for spec in options.fields]
@@ -169,20 +162,16 @@ def _parsed(library: Library, options: OpenOptions, path: Path) -> Parsed:
         raise FormatError("no variable can be a field", where=path, found=found)
     values = {n: Field(n, np.dtype(v["type"]), tuple(v["inner"])) for n, v in usable.items()}
     rows = {n: np.array(v["rows"], np.int64) for n, v in usable.items() if v["rows"]}
-    sized = {n: samples.Sized((), f.row_nbytes) for n, f in values.items()}
-    for n, each in rows.items():
-        total = int(each.sum())
-        sized[n] = samples.Sized((total, *values[n].inner), total * values[n].row_nbytes)
-    if (claimed := sum(s.nbytes for s in sized.values())) > EXPANDED * nbytes:
-        found = f"{claimed} bytes of values in files of {nbytes}"
-        raise FormatError("the dataset is damaged", where=path, found=found)
+    totals = {n: (int(each.sum()), *values[n].inner) for n, each in rows.items()}
+    sized = {
+        n: samples.Sized(totals.get(n, ()), totals.get(n, (1,))[0] * f.row_nbytes)
+        for n, f in values.items()
+    }
     mode: Any = options.sample_axis
     if mode == "auto" and rows and steps > 1:
-        by_rows = {sized[n].shape[0]: n for n in reversed(rows)}
-        gives = " or ".join(f"{count} samples of {n}" for count, n in by_rows.items())
         readings = [
             ("--sample-axis none", f"{steps} samples, a step each"),
-            ("--sample-axis first", f"{gives}, a row each"),
+            ("--sample-axis first", f"samples that are rows of {samples.listed([*rows])}"),
         ]
         reason = "a sample may be a step, or a row of its arrays"
         raise AmbiguousError(reason, readings, where=path, fix="name some variables: --field NAME")

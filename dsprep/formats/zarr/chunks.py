@@ -83,10 +83,9 @@ def read_chunks(array: StoredArray, keys: Iterable[str]) -> dict[str, bytes]:
             found[key] = data
         elif array.complete:
             raise array.missing(key)
-    expected = math.prod(meta.chunk) * meta.dtype.itemsize
-    codec = meta.codecs[-1].removeprefix(NUMCODECS) if meta.codecs else ""
-    if "sharding_indexed" in meta.codecs:  # of one that is encoded as a whole, or of its chunks
-        expected, codec = math.prod(meta.grid) * meta.dtype.itemsize, codec if meta.wrapped else ""
+    expected = math.prod(meta.grid) * meta.dtype.itemsize
+    outer = meta.wrapped or "sharding_indexed" not in meta.codecs
+    codec = meta.codecs[-1].removeprefix(NUMCODECS) if meta.codecs and outer else ""
     inside = set(meta.codecs) & {"blosc", "zstd"} - {codec}
     if inside or expected > MAX_CHUNK:
         what = f"of {min(inside)} inside such shards or codecs" if inside else "as large as these"

@@ -16,10 +16,9 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from dsprep.errors import FormatError
-from dsprep.formats.zip_members import ZIP_ERRORS, begin
+from dsprep.formats.zip_members import ZIP_ERRORS, Member, members
 from dsprep.reading.files import Files
 from dsprep.storage.base import Handle, stream
-from dsprep.storage.checksums import check_member, read_crc32
 from dsprep.storage.local import DirectoryGuard
 from dsprep.storage.paths import open_file, scan
 
@@ -134,10 +133,6 @@ class Directory:
         self._files.close()
 
 
-HEAD_NBYTES = 512
-"""Bytes of a local header that are read of each member of an object: few names are longer."""
-
-
 class Zip:
     """Every key is a member of the ZIP file `path`, below the folder that holds the root.
 
@@ -150,37 +145,36 @@ class Zip:
         try:
             self._zip = zipfile.ZipFile(stream(self._file))
             self._root = zip_root(self._zip.namelist(), path)
+            self._members = {m.name: m for m in members(self._file, self._zip)}
         except (*ZIP_ERRORS, FormatError) as error:
             self._file.close()
             if isinstance(error, FormatError):
                 raise
             raise FormatError("the ZIP file is truncated or damaged", where=path) from error
-        self._size = self._file.nbytes
-        self._starts: dict[str, int] = {}
-        self._heads: dict[int, bytes] = {}
-        self._verified: set[str] = set()
-        self._verifying: dict[str, threading.Lock] = {}
+        self._verified, self._verifying = set[str](), threading.Lock()
 
     def document(self, key: str, limit: int = MAX_DOCUMENT) -> bytes | None:
         """See `Directory`."""
-        info = self._zip.NameToInfo.get(join(self._root, key))
-        if info is None:
+        member = self._member(key)
+        if member is None:
             return None
-        where = f"{self.path}, {info.filename}"
-        packed = info.compress_type != zipfile.ZIP_STORED
-        check_nbytes(info.file_size, min(limit, MAX_INFLATED) if packed else limit, where)
+        where = f"{self.path}, {member.name}"
+        check_nbytes(member.nbytes, limit if member.plain else min(limit, MAX_INFLATED), where)
         try:
-            return self._zip.read(info)
+            return self._zip.read(member.name)
         except ZIP_ERRORS as error:
             raise FormatError(f"the ZIP member is damaged: {error}", where=where) from error
 
-    def _below(self, folder: str) -> Iterator[tuple[str, zipfile.ZipInfo]]:
+    def _member(self, key: str) -> Member | None:
+        return self._members.get(join(self._root, key))
+
+    def _below(self, folder: str) -> Iterator[tuple[str, Member]]:
         """Yield what follows `folder` in the names of its members, and these."""
         prefix = join(self._root, folder)
         prefix = prefix and prefix + "/"
-        for name, info in self._zip.NameToInfo.items():
+        for name, member in self._members.items():
             if name.startswith(prefix):
-                yield name[len(prefix) :], info
+                yield name[len(prefix) :], member
 
     def children(self, group: str) -> list[str]:
         """See `Directory`."""
@@ -188,37 +182,20 @@ class Zip:
 
     def has(self, key: str) -> bool:
         """See `Directory`."""
-        return join(self._root, key) in self._zip.NameToInfo
-
-    def _extent(self, info: zipfile.ZipInfo) -> tuple[int, int]:
-        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-            return 0, -1
-        start = self._start(info)
-        if info.compress_size != info.file_size or start + info.file_size > self._size:
-            raise FormatError(
-                "the ZIP member leaves the file",
-                where=f"{self.path}, {info.filename}",
-                expected=f"{info.file_size} bytes at {start}",
-                found=f"{self._size} bytes in all",
-            )
-        return start, info.file_size
+        return self._member(key) is not None
 
     def listed(self, folder: str, depth: int) -> Iterator[tuple[str, int, int]]:
-        """See `Directory`; raise `FormatError` if a member leaves the file."""
-        for name, info in self._below(folder):
+        """See `Directory`."""
+        for name, member in self._below(folder):
             if name.count("/") == depth:
-                yield name, *self._extent(info)
+                yield name, member.offset, member.nbytes if member.plain else -1
 
     @contextmanager
     def chunk(self, key: str) -> Iterator[tuple[Handle, int, int] | None]:
         """See `Directory`."""
-        info = self._zip.NameToInfo.get(join(self._root, key))
-        if info is None or info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-            yield None
-            return
-        start = self._start(info)
-        nbytes = max(0, min(info.file_size, self._size - start))
-        yield self._file, start, nbytes
+        member = self._member(key)
+        plain = member if member and member.plain else None
+        yield plain and (self._file, plain.offset, plain.nbytes)
 
     def open(self, path: str) -> Handle:
         """See `Directory`."""
@@ -226,33 +203,12 @@ class Zip:
 
     def verify_crc(self, keys: Iterable[str]) -> None:
         """See `Directory`; the checksum is the CRC-32 of the member."""
-        for key in keys:
-            name = join(self._root, key)
-            info = self._zip.NameToInfo.get(name)
-            if name in self._verified or info is None or info.compress_type != zipfile.ZIP_STORED:
-                continue
-            with self._verifying.setdefault(name, threading.Lock()):
-                if name in self._verified:
-                    continue
-                where = f"{self.path}, {name}"
-                start = self._start(info)
-                end = min(start + info.file_size, self._size)
-                check_member(read_crc32(self._file, start, end), info.CRC, where)
-                self._verified.add(name)
-
-    def _start(self, info: zipfile.ZipInfo) -> int:
-        """Return where the bytes of a member begin, which only its local header says."""
-        if info.filename in self._starts:
-            return self._starts[info.filename]
-        if self._file.fd < 0 and not self._heads:  # all at once: each is a request
-            offsets = [each.header_offset for each in self._zip.infolist()]
-            offsets = [at for at in offsets if 0 <= at < self._size]
-            heads = self._file.pread_blocks(HEAD_NBYTES, offsets)
-            self._heads = dict(zip(offsets, heads, strict=True))
-        where = f"{self.path}, {info.filename}"
-        known = self._heads.get(info.header_offset, b"")
-        start = self._starts[info.filename] = begin(self._file, info, where, known)
-        return start
+        for member in map(self._member, keys):
+            if member is not None and member.plain:
+                with self._verifying:
+                    if member.name not in self._verified:
+                        member.check(self._file)
+                        self._verified.add(member.name)
 
     def close(self) -> None:
         """See `Directory`."""
