@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 import time
 import zipfile
@@ -19,7 +20,6 @@ from zarr.core.dtype import VariableLengthBytes
 from zarr_stores import (
     F4,
     ZARR,
-    complete,
     create,
     edit,
     new_store,
@@ -29,17 +29,16 @@ from zarr_stores import (
 
 import dsprep
 from dsprep.core import filters
-from dsprep.core.schema import Arena, Field, Ragged, Schema
+from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import (
     AmbiguousError,
     DsprepError,
     FormatError,
     MissingExtra,
     SchemaError,
-    UsageError,
 )
 from dsprep.formats import recognise
-from dsprep.formats.options import OpenOptions, WriteOptions
+from dsprep.formats.options import OpenOptions
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.storage.paths import Candidate
 
@@ -50,23 +49,6 @@ pytestmark = [
 
 
 X = random_array(F4, (23, 4, 6))
-
-
-@pytest.mark.parametrize("separator", [".", "/"])
-@pytest.mark.parametrize("zipped", [False, True])
-def test_missing_chunks_are_the_fill_value(tmp_path: Path, separator: str, zipped: bool) -> None:
-    path = tmp_path / ("a.zip" if zipped else "a")
-    root = new_store(path)
-    values = np.ones((10, 3), F4)
-    keys = {"name": "default", "separator": separator}
-    create(root, "full", values, chunks=(2, 2), chunk_key_encoding=keys)
-    values[4:8] = 0
-    create(root, "x", values, chunks=(2, 2), chunk_key_encoding=keys)
-    create(root, "s", values, chunks=(1, 3), shards=(2, 3), chunk_key_encoding=keys)
-    create(root, "none", values[:, :0], chunks=(2, 1))
-    complete(root)
-    with opened(path) as source:
-        assert all(np.array_equal(source[:][name], values) for name in ("x", "s"))
 
 
 SPELLINGS = {"c/": ("default", "/"), ".": ("v2", "."), "/": ("v2", "/")}
@@ -114,22 +96,21 @@ def test_what_samples_have_no_place_for_is_said(tmp_path: Path) -> None:
         assert source.notes == ()
 
 
-@pytest.mark.parametrize("kind", ["compressed", "shards", "strings", "split", "foreign"])
+@pytest.mark.parametrize("kind", ["compressed", "shards", "strings", "foreign"])
 def test_a_large_chunk_is_decoded_once(tmp_path: Path, monkeypatch, kind: str) -> None:
     values = random_array(F4, (230, 4, 6))
     root = zarr.create_group(tmp_path / "a", zarr_format=2 if kind == "foreign" else 3)
     if kind == "strings":
-        array = root.create_array("x", shape=(230,), dtype=str, chunks=(100,))
-        array[:] = np.array([str(i) for i in range(230)], object)
+        values = np.array([str(i) for i in range(230)], object)
+        root.create_array("x", shape=(230,), dtype=str, chunks=(100,))[:] = values
     else:
         how = {"chunks": (100, 4, 6), "compressors": "auto"}
-        how |= {"shards": {"shards": (200, 4, 6)}, "split": {"chunks": (100, 3, 2)}}.get(kind, {})
+        how |= {"shards": (200, 4, 6)} if kind == "shards" else {}
         how |= {"filters": [numcodecs.Delta("<i4", "<i4")]} if kind == "foreign" else {}
         create(root, "x", values, **how)
-    each = 6 if kind == "split" else 1
     decoded: list[object] = []
-    own = dict.fromkeys(("strings", "foreign"), (StoredArray, "_decode"))
-    owner, name = own.get(kind, (filters, "decode"))
+    by_zarr = kind in ("strings", "foreign")
+    owner, name = (StoredArray, "_decode") if by_zarr else (filters, "decode")
     real = getattr(owner, name)
 
     def counted(*args):
@@ -139,68 +120,64 @@ def test_a_large_chunk_is_decoded_once(tmp_path: Path, monkeypatch, kind: str) -
 
     monkeypatch.setattr(owner, name, counted)
 
-    def same(found, start: int, stop: int) -> bool:
-        if kind == "strings":
-            return list(found) == [str(i) for i in range(start, stop)]
-        return found.tobytes() == values[start:stop].tobytes()
+    def same(found, start: int) -> bool:
+        expected = values[start : start + len(found)]
+        return list(found) == list(expected) if kind == "strings" else raw(found) == raw(expected)
 
     with opened(tmp_path / "a") as source:
-        arena = Arena()
-        for start in range(0, 230, 7):
-            stop = min(230, start + 7)
-            assert same(source.read(start, stop, arena)["x"], start, stop)
-        assert len(decoded) == 3 * each
+        assert all(same(source.read(i, min(230, i + 7))["x"], i) for i in range(0, 230, 7))
+        assert len(decoded) == 3
         decoded.clear()
         with ThreadPoolExecutor(8) as pool:
             parts = list(pool.map(lambda i: source.read(i, i + 7)["x"], range(0, 90, 7)))
-        assert len(decoded) == each
-        assert all(same(part, 7 * i, 7 * i + 7) for i, part in enumerate(parts))
-        if kind != "strings":
-            parts[0][...] = 0  # the caller's own
-            assert same(source.read(0, 7)["x"], 0, 7)
-            assert source.resident_nbytes() == 9600 + (2400 if kind == "split" else 9600)
-            assert same(source.read(50, 230)["x"], 50, 230)
+        assert len(decoded) == 1
+        assert all(same(part, 7 * i) for i, part in enumerate(parts))
 
 
 WORDS = ["", "a", "naïve", "日本", "nul\0inside"]
 
 
-def test_strings_and_byte_strings(tmp_path: Path) -> None:
-    for version in (2, 3):
-        root = zarr.create_group(tmp_path / f"v{version}", zarr_format=version)
-        text = root.create_array("s", shape=(5,), dtype=str, chunks=(2,))
-        text[:] = np.array(WORDS, object)
-        data = root.create_array("b", shape=(5,), dtype=VariableLengthBytes(), chunks=(2,))
-        data[:] = np.array([w.encode() for w in WORDS], object)
-        with opened(tmp_path / f"v{version}") as source:
-            assert source.schema["s"].kind == "str"
-            assert source.schema["b"].kind == "bytes"
-            assert list(source[:]["s"]) == WORDS
-            assert list(source.read(1, 4)["b"]) == [w.encode() for w in WORDS[1:4]]
-            assert source.sizes(0, 5) is None
-        with opened(tmp_path / f"v{version}", "n=b:str") as source:
-            assert list(source[:]["n"]) == WORDS
+CODECS = {
+    "gzip": zarr.codecs.GzipCodec(),
+    "blosc": zarr.codecs.BloscCodec(),
+    "v2": numcodecs.GZip(1),
+    "none": None,
+}
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_strings_and_byte_strings(tmp_path: Path, codec: str) -> None:
+    root = zarr.create_group(tmp_path / "a", zarr_format=2 if codec == "v2" else 3)
+    how = {"shape": (5,), "chunks": (2,), "compressors": CODECS[codec]}
+    root.create_array("s", dtype=str, fill_value="none", **how)[:] = np.array(WORDS, object)
+    data = root.create_array("b", dtype=VariableLengthBytes(), **how)
+    data[:] = np.array([w.encode() for w in WORDS], object)
+    with opened(tmp_path / "a") as source:
+        assert [source.schema[name].kind for name in "sb"] == ["str", "bytes"]
+        assert list(source[:]["s"]) == WORDS
+        assert list(source.read(1, 4)["b"]) == [w.encode() for w in WORDS[1:4]]
+        assert source.sizes(0, 5) is None
+    with opened(tmp_path / "a", "n=b:str") as source:
+        assert list(source[:]["n"]) == WORDS
+    (tmp_path / "a" / ("s/1" if codec == "v2" else "s/c/1")).unlink()
+    with opened(tmp_path / "a", "s") as source:
+        assert list(source[:]["s"]) == [*WORDS[:2], "none", "none", WORDS[4]]
 
 
 @pytest.mark.parametrize("name", ["pickle", "msgpack2", "vlen-array"])
 def test_python_objects_are_refused_by_name(tmp_path: Path, name: str) -> None:
     root = zarr.create_group(tmp_path / "a", zarr_format=2)
     root.create_array("s", shape=(5,), dtype=str)
-    edit(tmp_path / "a/s/.zarray", filters=[{"id": name}])
-    with pytest.raises(FormatError, match=name):
-        opened(tmp_path / "a")
-
-
-def test_a_pickle_is_never_run(tmp_path: Path) -> None:
-    root = zarr.create_group(tmp_path / "a", zarr_format=2)
     create(root, "x", X, chunks=(5, 4, 6))
     create(root, "good", X, chunks=(5, 4, 6))
-    for changes in ({"filters": [{"id": "pickle"}]}, {"compressor": {"id": "pickle"}}):
-        edit(tmp_path / "a" / "x" / ".zarray", **changes)
-        with pytest.raises(FormatError, match="pickle"):
-            opened(tmp_path / "a")
-        with opened(tmp_path / "a", "good") as source:
-            assert source.schema.names == ("good",)
+    edit(tmp_path / "a/s/.zarray", filters=[{"id": name}])
+    if name == "pickle":
+        edit(tmp_path / "a/x/.zarray", compressor={"id": name})
+    for fields in ("s", "x")[: 1 + (name == "pickle")]:
+        with pytest.raises(FormatError, match=name):
+            opened(tmp_path / "a", fields)
+    with opened(tmp_path / "a", "good") as source:
+        assert source.schema.names == ("good",)
 
 
 def test_which_arrays_are_fields(tmp_path: Path) -> None:
@@ -210,29 +187,16 @@ def test_which_arrays_are_fields(tmp_path: Path) -> None:
     with pytest.raises(AmbiguousError):
         opened(tmp_path / "a")
     with opened(tmp_path / "a", axis="first") as source:
-        assert source.schema.names == ("x", "y")
-        assert len(source) == 8
-        assert any("mean" in note for note in source.notes)
-        assert any("version" in note for note in source.notes)
+        assert (source.schema.names, len(source)) == (("x", "y"), 8)
+        assert all(name in "".join(source.notes) for name in ("mean", "version"))
     with opened(tmp_path / "a", axis="none") as source:
-        assert len(source) == 1
-        assert source[0]["version"] == 1
-        assert source.read(0, 1)["y"].shape == (1, 8)
-    with pytest.raises(SchemaError):
-        opened(tmp_path / "a", "x", "y", "mean")
-    with pytest.raises(SchemaError, match="no field z"):
-        opened(tmp_path / "a", "z")
-    with pytest.raises(UsageError, match="y is not an index table"):
-        opened(tmp_path / "a", "x@y")
+        assert (source[0]["version"], source.read(0, 1)["y"].shape) == (1, (1, 8))
+    for names, error in ((("x", "mean"), SchemaError), (("z",), SchemaError)):
+        with pytest.raises(error, match=names[-1]):
+            opened(tmp_path / "a", *names)
 
 
 # --- damage --------------------------------------------------------------------------------------
-
-
-def ragged_store(path: Path) -> Schema:
-    schema = Schema((Field("r", F4, (None, 2)), Field.opaque("b"), Field("x", F4, (3,))))
-    write_batch(ZARR, path, schema, random_batch(schema, 20), WriteOptions(chunk=2, zarr_shard=8))
-    return schema
 
 
 def read_all(path: Path) -> None:
@@ -245,19 +209,13 @@ def read_all(path: Path) -> None:
         source.storage()
 
 
-def overwrite(path: Path, name: str, values: list[int]) -> None:
-    zarr.open_array(path / name)[...] = np.array(values, "i8")
-
-
 @pytest.mark.parametrize(
     ("first", "count"),
     [
         ([0, 2, 5, 6], [2, 3, 1, 5]),  # beyond the end
         ([0, 2, 5, 6], [2, 3, 1, 2]),  # short of the end
         ([0, 2, 4, 6], [2, 3, 2, 3]),  # overlapping
-        ([0, 2, 5, 9], [2, 3, 4, 0]),
         ([1, 2, 5, 6], [1, 3, 1, 3]),  # not from the start
-        ([0, 2, 5, 6], [2, 3, -1, 5]),
         ([0, 2**62, 5, 6], [2**62, 3, 1, 3]),
         ([0, 2, 5, 6], [2, 3, 1, 2**63 - 1]),
         ([-5, 2, 5, 6], [7, 3, 1, 3]),
@@ -267,60 +225,53 @@ def test_first_and_count_must_divide_the_values(tmp_path: Path, first: list, cou
     schema = Schema((Field("r", F4, (None,)),))
     batch = {"r": Ragged.from_lengths(np.arange(9, dtype=F4), np.array([2, 3, 1, 3]))}
     write_batch(ZARR, tmp_path / "a", schema, batch)
-    overwrite(tmp_path / "a", "r/first", first)
-    overwrite(tmp_path / "a", "r/count", count)
-    if (first, count) == ([0, 2, 5, 9], [2, 3, 4, 0]):
-        read_all(tmp_path / "a")  # another partition, but one
-        return
-    with (
-        opened(tmp_path / "a") as source,
-        pytest.raises(FormatError, match=r"do not divide|not fit"),
-    ):
-        source.read(0, 4)
-    with opened(tmp_path / "a") as source, pytest.raises(FormatError):
-        [source.read(i, i + 1) for i in range(4)]  # reading in parts finds it as well
+    zarr.open_array(tmp_path / "a/r/first")[...] = np.array(first, "i8")
+    zarr.open_array(tmp_path / "a/r/count")[...] = np.array(count, "i8")
+    for samples in ((0, 4), (3, 4)):
+        with opened(tmp_path / "a") as source, pytest.raises(FormatError, match="do not divide"):
+            source.read(*samples)
 
 
-def test_truncated_files_are_refused(tmp_path: Path) -> None:
-    ragged_store(tmp_path / "a")
-    for file in sorted(p for p in (tmp_path / "a").rglob("*") if p.is_file()):
-        whole = file.read_bytes()
-        for cut in {0, 1, len(whole) // 3, len(whole) // 2, len(whole) - 1}:
-            file.write_bytes(whole[:cut])
-            with pytest.raises(DsprepError) as caught:
-                read_all(tmp_path / "a")
-            assert str(tmp_path) in str(caught.value)
-        file.write_bytes(whole)
-    read_all(tmp_path / "a")
+def configured(name: str, **configuration: Any) -> dict[str, Any]:
+    return {"name": name, "configuration": configuration}
 
 
-SHAPES = [[-1, 3], [10**15, 10**6], [2**63], [3.5], ["3"], [True], None, {}, 5, [[1]], [1] * 40]
+SHAPES = [[-1, 3], [10**15, 10**6], [2**63], [3.5], ["3"], [True], None, {}, [[1]], [1] * 40]
 SHARDS = {"chunk_shape": [5, 2, 3], "codecs": ["bytes"], "index_codecs": ["bytes"]}
 CHANGES = [
     *({"shape": shape} for shape in SHAPES),
     {"shape": [5, 10**15]},
-    {"data_type": "nothing"},
-    {"data_type": {"name": "null_terminated_bytes", "configuration": {"length_bytes": 0}}},
-    {"data_type": {"name": "structured", "configuration": {"fields": [["a", "string"]]}}},
-    {"data_type": "r7"},
-    {"data_type": None},
-    {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [5]}}},
-    {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [-5, 4, 6]}}},
-    {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [5, 4, 10**17]}}},
-    {"chunk_grid": {"name": "rectilinear", "configuration": {}}},
-    {"chunk_key_encoding": {"name": "secret"}},
-    {"chunk_key_encoding": {"name": "default", "configuration": {"separator": "../"}}},
-    {"chunk_key_encoding": {"name": "default", "configuration": {"zeparator": "."}}},
-    {"codecs": [{"name": "bytes", "configuration": {"endian": "middle"}}]},
-    {"codecs": [{"name": "bytes", "configuration": {"eneian": "big"}}]},
-    {"codecs": [{"name": "sharding_indexed", "configuration": {}}]},
     *(
-        {"codecs": [{"name": "sharding_indexed", "configuration": {**SHARDS, **more}}]}
-        for more in ({"index_location": "middle"}, {"inde8_location": "start"})
+        {"data_type": stated}
+        for stated in (
+            "nothing",
+            configured("null_terminated_bytes", length_bytes=0),
+            configured("structured", fields=[["a", "string"]]),
+            "r7",
+            None,
+        )
     ),
-    {"codecs": [{"name": "numcodecs.pickle"}, {"name": "bytes"}]},
-    {"codecs": 7},
-    {"codecs": [7]},
+    *(
+        {"chunk_grid": configured("regular", chunk_shape=sizes)}
+        for sizes in ([5], [-5, 4, 6], [5, 4, 10**17])
+    ),
+    {"chunk_grid": configured("rectilinear")},
+    {"chunk_key_encoding": {"name": "secret"}},
+    {"chunk_key_encoding": configured("default", separator="../")},
+    {"chunk_key_encoding": configured("default", zeparator=".")},
+    *(
+        {"codecs": codecs}
+        for codecs in (
+            [configured("bytes", endian="middle")],
+            [configured("bytes", eneian="big")],
+            [configured("sharding_indexed")],
+            [configured("sharding_indexed", **SHARDS, index_location="middle")],
+            [configured("sharding_indexed", **SHARDS, inde8_location="start")],
+            [{"name": "numcodecs.pickle"}, {"name": "bytes"}],
+            7,
+            [7],
+        )
+    ),
     {"storage_transformers": [{"name": "x"}]},
     {"zarr_format": 4},
     {"node_type": "chunk"},
@@ -382,16 +333,17 @@ def test_other_files_are_not_recognised(tmp_path: Path) -> None:
 
 
 def test_damaged_zip_files_are_refused(tmp_path: Path) -> None:
-    schema = Schema((Field("x", F4, (3,)), Field.opaque("b")))
-    path = tmp_path / "a.zip"
+    schema, path = Schema((Field("x", F4, (3,)),)), tmp_path / "a.zip"
     write_batch(ZARR, path, schema, random_batch(schema, 9))
     whole = path.read_bytes()
-    for cut in (4, 30, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:cut])
+    end = whole.rindex(b"PK\5\6") + 16
+    at = int.from_bytes(whole[end : end + 4], "little") + 1000  # so all offsets are too large
+    moved = whole[:end] + at.to_bytes(4, "little") + whole[end + 4 :]
+    for data in (*(whole[:cut] for cut in (4, 30, len(whole) // 2, len(whole) - 1)), moved):
+        path.write_bytes(data)
         assert recognise(path) is ZARR
-        with pytest.raises(FormatError) as caught:
+        with pytest.raises(FormatError, match=f"{re.escape(str(path))}.* ZIP "):
             read_all(path)
-        assert str(caught.value) == f"{path}: the ZIP file is truncated or damaged"
 
 
 def test_zip_bombs_are_refused(tmp_path: Path) -> None:
@@ -417,12 +369,11 @@ def test_groups_without_end_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_large_claim_about_little_data_is_refused(tmp_path: Path) -> None:
+    grid = configured("regular", chunk_shape=[23, 4, 2**36])
     for how in ({}, {"compressors": "auto"}):
         path = tmp_path / str(len(how))
         create(zarr.create_group(path), "x", X, chunks=(23, 4, 6), **how)
-        huge = 2**36
-        grid = {"name": "regular", "configuration": {"chunk_shape": [23, 4, huge]}}
-        edit(path / "x" / "zarr.json", shape=[23, 4, huge], chunk_grid=grid)
+        edit(path / "x" / "zarr.json", shape=[23, 4, 2**36], chunk_grid=grid)
         with opened(path) as source, pytest.raises(FormatError, match=r"too|memory"):
             source.read(0, 1)
 
@@ -444,30 +395,6 @@ def test_a_decompression_bomb_is_refused(tmp_path: Path, version: int) -> None:
             chunk.write_bytes(zstd_frame(nbytes, single))
             with opened(tmp_path / "a") as source, pytest.raises(FormatError, match="header"):
                 source.read(0, 23)
-    for size in (1, 100, 255, 256, 300, 70_000):  # every width of the size is understood
-        values = np.arange(size, dtype="u1")
-        name = f"n{size}"
-        create(root, name, values, chunks=(size,), compressors=codec)
-        with opened(tmp_path / "a", name) as source:
-            assert np.array_equal(source[:][name], values)
-
-
-def test_strings_by_compressors_and_missing_chunks(tmp_path: Path) -> None:
-    words = np.array(WORDS, object)
-    root = zarr.create_group(tmp_path / "a")
-    for name, how in {
-        "gzip": {"chunks": (2,), "compressors": zarr.codecs.GzipCodec()},
-        "blosc": {"chunks": (2,), "compressors": zarr.codecs.BloscCodec()},
-        "plain": {"chunks": (2,), "compressors": None},
-    }.items():
-        array = root.create_array(name, shape=(5,), dtype=str, fill_value="none", **how)
-        array[:] = words
-        with opened(tmp_path / "a", name) as source:
-            assert list(source[:][name]) == WORDS
-            assert list(source.read(1, 3)[name]) == WORDS[1:3]
-        (tmp_path / "a" / name / "c" / "1").unlink()
-        with opened(tmp_path / "a", name) as source:
-            assert list(source[:][name]) == [*WORDS[:2], "none", "none", WORDS[4]]
 
 
 @pytest.mark.parametrize("codec", [numcodecs.GZip(1), numcodecs.Blosc(), None], ids=str)
@@ -537,26 +464,6 @@ def test_images_and_plates_are_asked_about(tmp_path: Path, version: int) -> None
             opened(tmp_path / name)
     with opened(tmp_path / "t", "1", axis="first") as source:
         assert (len(source), source.schema["1"].shape) == (6, (2, 8, 8))
-    with opened(tmp_path / "t", "0", axis="none") as source:
-        assert (len(source), source.schema["0"].shape) == (1, (6, 2, 16, 16))
     with dsprep.open(f"{tmp_path}/p/*/*/*/0", OpenOptions(sample_axis="none")) as source:
         assert len(source) == 3
         assert raw(source[2][source.schema.names[0]]) == raw(root["B/2/0/0"][...])
-
-
-def test_anndata(tmp_path: Path) -> None:
-    """As many variables as observations."""
-    root = zarr.create_group(tmp_path / "a", zarr_format=2)
-    for name, array in {
-        "X/data": np.arange(8, dtype=F4),
-        "X/indices": np.arange(8) % 3,
-        "X/indptr": np.array([0, 2, 2, 7, 8]),
-        "obs/score": np.arange(4.0),
-        "var/seen": np.zeros(4),
-    }.items():
-        create(root, name, array)
-    root.attrs["encoding-type"] = "anndata"
-    root["X"].attrs.update({"encoding-type": "csr_matrix", "shape": [4, 4]})
-    with opened(tmp_path / "a") as source:
-        assert set(source.schema.names) == {"X/data", "X/indices", "obs/score"}
-        assert source[2]["X/data"].tolist() == [2, 3, 4, 5, 6]
