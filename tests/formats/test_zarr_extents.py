@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import google_crc32c
@@ -36,7 +36,7 @@ from zarr_stores import (
     zip_up,
 )
 
-from dsprep.core.schema import Arena, Field, Ragged, Schema
+from dsprep.core.schema import Arena, Field, Schema
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats import recognise
 from dsprep.formats.options import Compression, WriteOptions
@@ -58,7 +58,6 @@ WAYS = {
     "plain": {"chunks": (5, 4, 6)},
     "split": {"chunks": (5, 3, 4)},
     "one-chunk": {"chunks": (40, 4, 6)},
-    "one-large-chunk": {"chunks": (40, 9, 7)},
     "rows": {"chunks": (1, 1, 6)},
     "compressed": {"chunks": (5, 4, 6), "compressors": "auto"},
 }
@@ -88,7 +87,6 @@ V2_WAYS = {
 V3_WAYS = {
     "dots": {"chunks": (5, 3, 6), "chunk_key_encoding": {"name": "default", "separator": "."}},
     "v2-keys": {"chunks": (5, 3, 6), "chunk_key_encoding": {"name": "v2", "separator": "/"}},
-    "v2-dots": {"chunks": (5, 4, 6), "chunk_key_encoding": {"name": "v2", "separator": "."}},
     "big-endian": {"chunks": (5, 4, 6), "serializer": BytesCodec(endian="big")},
     "gzip": {"chunks": (5, 3, 4), "compressors": GzipCodec()},
     "zstd": {"chunks": (5, 3, 4), "compressors": ZstdCodec(checksum=True)},
@@ -103,9 +101,7 @@ V3_WAYS = {
         ],
     },
     "shards": {"chunks": (2, 4, 6), "shards": (6, 4, 6)},
-    "one-shard": {"chunks": (2, 4, 6), "shards": (30, 4, 6)},
     "shards-zstd": {"chunks": (2, 4, 6), "shards": (6, 4, 6), "compressors": ZstdCodec()},
-    "shards-split": {"chunks": (2, 2, 4), "shards": (6, 2, 4)},
     "shards-split-inside": {"chunks": (2, 2, 2), "shards": (6, 4, 4)},
     "shards-split-blosc": {"chunks": (2, 3, 4), "shards": (6, 6, 8), "compressors": BloscCodec()},
     "shards-big-endian": {
@@ -221,41 +217,29 @@ def test_dtypes(tmp_path: Path, dtype: str | list, version: str) -> None:
     assert field.dtype == dtype or "3" in version
 
 
-def test_shapes_at_the_root_and_without_axes(tmp_path: Path) -> None:
-    for version in (2, 3):
-        path = tmp_path / f"root{version}"
-        zarr.create_array(path, data=X, chunks=(5, 4, 3), zarr_format=version, compressors=None)
-        with opened(path) as source:
-            assert check(path, source).columns["data"].grid.shape == (23, 4, 6)
-        path = tmp_path / f"whole{version}"
-        root = zarr.create_group(path, zarr_format=version)
-        create(root, "x", X, chunks=(5, 4, 3))
-        create(root, "y", np.array(3.5), compressors="auto")
-        create(root, "gone", np.zeros((), "<i2"))
-        create(root, "none", np.zeros((0, 3)))
-        with opened(path, axis="none") as source:
-            layout = check(path, source)
-            assert layout.count == 1
-            assert not layout.unlocated
-            assert layout.columns["x"].lines == 23
-            assert layout.columns["y"].grid.shape == (1,)
-            assert layout.columns["none"].grid is None
-
-
-def test_keys_at_the_root_and_roots_in_a_folder(tmp_path: Path) -> None:
-    for version in (2, 3):
-        path = tmp_path / f"a{version}"
-        keys = {"name": "v2", "separator": "/"}
-        zarr.create_array(path, data=X, chunks=(5, 2, 3), zarr_format=version, compressors=None,
-                          chunk_key_encoding=keys)  # fmt: skip
-        with opened(path) as source:
-            grid = check(path, source).columns["data"].grid
-        assert grid.blocks.path == "{0}/{1}/{2}"
-        assert grid.fill is None
-        zip_up(path, tmp_path / f"{version}.zip", "in/here")
-        with opened(tmp_path / f"{version}.zip") as source:
-            grid = check(tmp_path / f"{version}.zip", source).columns["data"].grid
+@pytest.mark.parametrize("version", [2, 3])
+def test_arrays_at_the_root_and_without_axes(tmp_path: Path, version: int) -> None:
+    path, how = tmp_path / "root", {"zarr_format": version, "compressors": None}
+    keys = {"name": "v2", "separator": "/"}
+    zarr.create_array(path, data=X, chunks=(5, 2, 3), chunk_key_encoding=keys, **how)
+    with opened(path) as source:
+        grid = check(path, source).columns["data"].grid
+        assert (grid.shape, grid.blocks.path, grid.fill) == ((23, 4, 6), "{0}/{1}/{2}", None)
+    zip_up(path, tmp_path / "root.zip", "in/here")
+    with opened(tmp_path / "root.zip") as source:
+        grid = check(tmp_path / "root.zip", source).columns["data"].grid
         assert (grid.blocks.path, grid.files, grid.fill) == ("", None, None)
+    root = zarr.create_group(tmp_path / "whole", zarr_format=version)
+    create(root, "x", X, chunks=(5, 4, 3))
+    create(root, "y", np.array(3.5), compressors="auto")
+    create(root, "gone", np.zeros((), "<i2"))
+    create(root, "none", np.zeros((0, 3)))
+    with opened(tmp_path / "whole", axis="none") as source:
+        layout = check(tmp_path / "whole", source)
+        assert (layout.count, layout.unlocated) == (1, {})
+        assert layout.columns["x"].lines == 23
+        assert layout.columns["y"].grid.shape == (1,)
+        assert layout.columns["none"].grid is None
 
 
 def test_links(tmp_path: Path) -> None:
@@ -333,39 +317,19 @@ OPTIONS = {
 }
 
 
-def test_bytes_with_a_type(tmp_path: Path) -> None:
-    field = Field.opaque("b")
-    schema = Schema((field,))
-    values = random_array(F4, (13, 6))
-    batch = {"b": Ragged.pack([v.tobytes() for v in values], field)}
-    write_batch(ZARR, tmp_path / "a", schema, batch)
-    for spec, shape in (("b:<f4[6]", (6,)), ("c=b:<f4[None,2]", (None, 2))):
-        with opened(tmp_path / "a", spec) as source:
-            assert list(source.extents().unlocated) == [spec[0]]
-            (name,) = source.schema.names
-            assert source.schema[name].shape == shape
-            assert [raw(v) for v in source[:][name]] == [v.tobytes() for v in values]
-
-
 # --- laws ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["a", "b"])
-def test_regular_chunks_have_short_laws(tmp_path: Path, name: str) -> None:
-    schema = Schema((Field("x", F4, (3,)), Field("y", F4, (3,))))
+@pytest.mark.parametrize(("name", "period"), [("a", 3), ("b", 6)])
+def test_regular_chunks_have_short_laws(tmp_path: Path, name: str, period: int) -> None:
+    schema = Schema((Field("x", F4, (3,)),))
     write_batch(ZARR, tmp_path / "a", schema, random_batch(schema, 95), OPTIONS["v3"])
     root = zarr.create_group(tmp_path / "b")
     create(root, "x", random_array(F4, (95, 4)), chunks=(2, 2), shards=(6, 4))
-    create(root, "y", random_array(F4, (95, 4)), chunks=(2, 2))
     with opened(tmp_path / name, axis="first") as source:
-        columns = check(tmp_path / name, source).columns
-    blocks = columns["x"].grid.blocks
-    assert blocks.path == {"a": "x/c.{0}.{1}", "b": "x/c/{0}/{1}"}[name]
+        blocks = check(tmp_path / name, source).columns["x"].grid.blocks
     assert isinstance(blocks.lengths, Affine)
-    assert fit_periodic(blocks.offsets.span(0, blocks.count), {"a": 3, "b": 6}[name]) is not None
-    if name == "b":
-        plain = columns["y"].grid.blocks
-        assert (plain.offsets.to_json(None), plain.lengths.to_json(None)) == (0, 16)
+    assert fit_periodic(blocks.offsets.span(0, blocks.count), period) is not None
 
 
 # --- damage --------------------------------------------------------------------------------------
@@ -375,16 +339,15 @@ def test_regular_chunks_have_short_laws(tmp_path: Path, name: str) -> None:
 def test_chunks_that_are_cut_off_or_no_files(tmp_path: Path, way: str) -> None:
     file = damaged_store(tmp_path / "a", {**WAYS, **V3_WAYS}[way])
     data = file.read_bytes()
-    for change in (*sorted({0, 1, 15, 100, len(data) // 2, len(data) - 1}), "longer", "pipe"):
-        if change == "pipe":
+    cuts = [data[:n] for n in sorted({0, 1, 15, 100, len(data) // 2, len(data) - 1})]
+    for damaged in (*cuts, *([data + b"0"] if way == "plain" else []), None):
+        if damaged is None:
             file.unlink()
             os.mkfifo(file)
         else:
-            file.write_bytes(data + b"0" if change == "longer" else data[:change])
-        if change == "longer" and way != "plain":
-            continue
+            file.write_bytes(damaged)
         with opened(tmp_path / "a") as source:
-            if way != "zstd" or not change:  # a chunk of any size may be one: decoding tells
+            if way != "zstd" or not damaged:  # a chunk of any size may be one: decoding tells
                 with pytest.raises(FormatError):
                     source.extents()
             for _ in range(2):  # what is wrong is not kept
@@ -395,30 +358,23 @@ def test_chunks_that_are_cut_off_or_no_files(tmp_path: Path, way: str) -> None:
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_the_index_of_a_shard_is_checked(tmp_path: Path, codec: str) -> None:
     inner = {"codecs": [BytesCodec(), *([ZstdCodec()] if codec == "zstd" else [])]}
-    for index in ([BytesCodec()], [BytesCodec(), Crc32cCodec()]):
-        path = tmp_path / str(len(index))
-        file = damaged_store(path, inside(index_codecs=index, **inner))
-        data, tail = file.read_bytes(), 4 * (len(index) > 1)
-        body = len(data) - 48 - tail
-        most = len(data)
-        wrong = [(most, 1), (most - 1, 2), (0, most + 1), (2**64 - 2, 2**64 - 1), (2**63, 1),
-                 (1, 2**64 - 1), (2**64 - 1, 1), (5, 0), (0, 191)]  # fmt: skip
-        if codec == "zstd":
-            wrong.pop()
-        for offset, nbytes in wrong:
-            entries = bytearray(data[body : body + 48])
-            entries[16:32] = np.array([offset, nbytes], "<u8").tobytes()
-            crc = google_crc32c.value(bytes(entries)).to_bytes(4, "little")[:tail]
-            file.write_bytes(data[:body] + entries + crc)
-            with opened(path) as source:
+    file = damaged_store(tmp_path / "a", inside(**inner))
+    data = file.read_bytes()
+    body, most = len(data) - 52, len(data)
+    wrong = [(most, 1), (most - 1, 2), (0, most + 1), (2**64 - 2, 2**64 - 1), (2**63, 1),
+             (1, 2**64 - 1), (2**64 - 1, 1), (5, 0), (0, 191)]  # fmt: skip
+    for offset, nbytes in wrong[: len(wrong) - (codec == "zstd")]:
+        entries = bytearray(data[body:-4])
+        entries[16:32] = np.array([offset, nbytes], "<u8").tobytes()
+        crc = google_crc32c.value(bytes(entries)).to_bytes(4, "little")
+        file.write_bytes(data[:body] + entries + crc)
+        with opened(tmp_path / "a") as source:
+            for call in (source.extents, lambda: source.read(0, 23)):
                 with pytest.raises(FormatError, match="entry 1 "):
-                    source.extents()
-                with pytest.raises(FormatError, match="entry 1 "):
-                    source.read(0, 23)
-        if tail:
-            file.write_bytes(data[:-4] + b"0000")
-            with opened(path) as source, pytest.raises(FormatError, match="CRC"):
-                source.read(0, 23)
+                    call()
+    file.write_bytes(data[:-4] + b"0000")
+    with opened(tmp_path / "a") as source, pytest.raises(FormatError, match="CRC"):
+        source.read(0, 23)
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -448,51 +404,27 @@ def damaged_store(path: Path, how: dict) -> Path:
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("shape", "chunk"),
     [
-        {"shape": [2**62, 4, 6]},
-        {"shape": [2**60, 1, 1]},
-        {"shape": [2**40, 4, 6], "chunk": [1, 1, 1]},
-        {"shape": [2**40, 4, 6], "chunk": [2**40, 4, 6]},
-        {"shape": [2**20, 2**10, 2**10], "chunk": [1, 1, 1]},
-        {"shape": [1] * 31 + [2**35], "chunk": [1] * 32},
+        ([2**62, 4, 6], None),
+        ([2**40, 4, 6], [1, 1, 1]),
+        ([2**40, 4, 6], [2**40, 4, 6]),
+        ([2**20, 2**10, 2**10], [1, 1, 1]),
+        ([1] * 31 + [2**35], [1] * 32),
     ],
 )
-def test_impossible_sizes(tmp_path: Path, changes: dict) -> None:
+def test_impossible_sizes(tmp_path: Path, shape: list, chunk: list | None) -> None:
     damaged_store(tmp_path / "a", WAYS["plain"])
-    file = tmp_path / "a/x/zarr.json"
-    document = json.loads(file.read_text())
-    document["shape"] = changes["shape"]
-    if "chunk" in changes:
-        document["chunk_grid"]["configuration"]["chunk_shape"] = changes["chunk"]
-    file.write_text(json.dumps(document))
-    try:
-        with opened(tmp_path / "a") as source:
-            layout = source.extents()
-    except FormatError:
-        return
-    assert "x" in layout.unlocated
+    grid = {"name": "regular", "configuration": {"chunk_shape": chunk or [5, 4, 6]}}
+    edit(tmp_path / "a/x/zarr.json", shape=shape, chunk_grid=grid)
+    with suppress(FormatError), opened(tmp_path / "a") as source:
+        assert "x" in source.extents().unlocated
 
 
 @pytest.mark.parametrize("dtype", ["f4,(07,2)f4", "(((", "<U99999999999999"])
-@pytest.mark.parametrize("at", ["dtype", "attribute"])
-def test_dtypes_that_numpy_cannot_parse(tmp_path: Path, dtype: str, at: str) -> None:
-    root = zarr.create_group(tmp_path / "a", zarr_format=2)
-    create(root, "x", X, chunks=(5, 4, 6))
-    file = tmp_path / "a/x" / (".zarray" if at == "dtype" else ".zattrs")
-    edit(file, **{"dtype" if at == "dtype" else "dsprep_dtype": dtype})
+@pytest.mark.parametrize(("file", "key"), [(".zarray", "dtype"), (".zattrs", "dsprep_dtype")])
+def test_dtypes_that_numpy_cannot_parse(tmp_path: Path, dtype: str, file: str, key: str) -> None:
+    create(zarr.create_group(tmp_path / "a", zarr_format=2), "x", X, chunks=(5, 4, 6))
+    edit(tmp_path / "a/x" / file, **{key: dtype})
     with pytest.raises(DsprepError):
         opened(tmp_path / "a")
-
-
-def test_zip_members_before_the_file(tmp_path: Path) -> None:
-    schema = Schema((Field("x", F4, (3,)),))
-    path = tmp_path / "a.zip"
-    write_batch(ZARR, path, schema, random_batch(schema, 20))
-    data = bytearray(path.read_bytes())
-    end = data.rindex(b"PK\5\6")
-    at = int.from_bytes(data[end + 16 : end + 20], "little") + 1000
-    data[end + 16 : end + 20] = at.to_bytes(4, "little")  # so all offsets are 1000 too large
-    path.write_bytes(data)
-    with pytest.raises(FormatError, match="ZIP member"):
-        opened(path)

@@ -194,8 +194,10 @@ class Zip:
     def chunk(self, key: str) -> Iterator[tuple[Handle, int, int] | None]:
         """See `Directory`."""
         member = self._member(key)
-        plain = member if member and member.plain else None
-        yield plain and (self._file, plain.offset, plain.nbytes)
+        if member is None or not member.plain:
+            yield None
+        else:
+            yield self._file, member.offset, member.nbytes
 
     def open(self, path: str) -> Handle:
         """See `Directory`."""
