@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
-from dsprep.errors import DsprepError, FormatError, SchemaError, require
+from dsprep.errors import AmbiguousError, DsprepError, FormatError, SchemaError, require
 from dsprep.formats.conventions import Stated
-from dsprep.formats.index_tables import Route
+from dsprep.formats.foreign import WAY_OUT
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.ragged import (
     ArrayTree,
     Open,
-    RaggedRows,
+    Routes,
     find_tables,
     indexed,
     routes_of,
@@ -26,9 +26,6 @@ from dsprep.formats.ragged import (
 )
 from dsprep.formats.samples import SampleAxis, Sized, choose, listed
 from dsprep.formats.splits import check_arrays
-
-Routes: TypeAlias = dict[str, tuple[str, Route | None]]
-"""By field: the path of its array, and how its rows are reached if it is ragged."""
 
 
 def choose_fields(
@@ -77,18 +74,24 @@ def choose_fields(
     if stated.refused and doubtful:
         reason, fix = stated.refused
         raise SchemaError(reason, where=where, fix=f"{fix}, or name fields: --field NAME")
-    rows = RaggedRows()
+    ragged: Routes = {}
+    nested = list[tuple[str, str]]()
     for group in tree.groups if mode != "none" else ():
         if group in marked:
-            take_own(group, *marked[group], tree, open_rows, rows, f"{where}, field {group}")
+            at = f"{where}, field {group}"
+            ragged[group] = take_own(group, *marked[group], tree, open_rows, at)
         elif not own:
-            find_tables(tree, group, open_rows, rows)
+            routes, readings = find_tables(tree, group, open_rows)
+            ragged |= routes
+            nested += readings
+    if nested and not specs:
+        raise AmbiguousError("there are lists in lists", nested, where=where, fix=WAY_OUT)
     for path in (p for s in specs for p in (s.path, *(t for e in s.index for t in table_paths(e)))):
         problem = refused.get(path)
         if isinstance(problem, DsprepError):
             raise problem
         require(not problem, SchemaError, f"{path} cannot be a field: {problem}", where=where)
-    routes = routes_of(specs, tree, rows, open_rows, where)
+    routes = routes_of(specs, tree, ragged, open_rows, where)
     if not specs:
         routes = {n: r for n, r in routes.items() if r[0] not in stated.aside}
     places = {path: i for i, path in enumerate(tree.datasets)}

@@ -162,14 +162,13 @@ class Route:
 
     Attributes
     ----------
-    tables, names
-        From the samples to the values, at least one; as in ``--field x=PATH@NAME@NAME``.
+    tables
+        From the samples to the values, at least one.
     kind
         What the values are.
     """
 
     tables: tuple[IndexTable, ...]
-    names: tuple[str, ...]
     kind: Kind = "array"
 
     def spans(self, target: int) -> tuple[Ints, Ints]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice, permutations
 from typing import Any
@@ -27,9 +27,8 @@ from typing_extensions import override
 
 from dsprep.core.schema import Column as Values
 from dsprep.core.schema import DType, Field, FieldSpec, Ints, Ragged
-from dsprep.errors import AmbiguousError, FormatError, UsageError
+from dsprep.errors import FormatError, UsageError
 from dsprep.formats.fields import missing_field
-from dsprep.formats.foreign import WAY_OUT
 from dsprep.formats.index_tables import Form, IndexTable, Numbers, Route, RowLaws, row_laws, runs
 from dsprep.formats.located import LazyField, RowsField
 from dsprep.formats.samples import MOST_READINGS, show_reading
@@ -83,23 +82,8 @@ class ArrayTree:
 Open = Callable[[str], Numbers]
 
 
-@dataclass
-class RaggedRows:
-    """What `find_tables` found.
-
-    Attributes
-    ----------
-    routes
-        Field name to the path of its dataset and its route.
-    used
-        The datasets that are part of an index and are not fields.
-    nested
-        The readings of lists in lists: options, and what each gives.
-    """
-
-    routes: dict[str, tuple[str, Route]] = field(default_factory=dict)
-    used: set[str] = field(default_factory=set)
-    nested: list[tuple[str, str]] = field(default_factory=list)
+Routes: TypeAlias = dict[str, tuple[str, Route | None]]
+"""By field: the path of its array, and how its rows are reached if it is ragged."""
 
 
 def indexed(tree: ArrayTree, open_rows: Open) -> list[tuple[str, str]]:
@@ -126,15 +110,9 @@ def indexed(tree: ArrayTree, open_rows: Open) -> list[tuple[str, str]]:
 
 
 def take_own(
-    group: str,
-    kind: Any,
-    capacity: int,
-    tree: ArrayTree,
-    open_rows: Open,
-    ragged_rows: RaggedRows,
-    where: object,
-) -> None:
-    """Add a group that states to be one ragged field of a `kind`, in dsprep's own encoding.
+    group: str, kind: Any, capacity: int, tree: ArrayTree, open_rows: Open, where: object
+) -> tuple[str, Route]:
+    """Return the field that a group states to be, ragged and of a `kind`, as dsprep writes it.
 
     Raises
     ------
@@ -142,21 +120,21 @@ def take_own(
         If it is not.
     """
     values, *parts = (f"{group}/{part}".lstrip("/") for part in OWN)
-    held: Any = tree.datasets.get(values)
-    lost = [path for path in (values, *parts) if path not in tree.datasets]
-    table = None if lost else table_of(parts, tree, open_rows, capacity)
-    fits = held is not None and not held.vlen and held.shape
+    array: Any = tree.datasets.get(values)
+    there = all(path in tree.datasets for path in (values, *parts))
+    table = table_of(parts, tree, open_rows, capacity) if there else None
+    fits = there and not array.vlen and array.shape
     if kind != "array":
-        fits = fits and kind in ("bytes", "str") and (held.dtype, len(held.shape)) == (np.uint8, 1)
+        fits = (
+            fits and kind in ("bytes", "str") and (array.dtype, len(array.shape)) == (np.uint8, 1)
+        )
     if table is None or not fits:
         raise FormatError(
             f"the group is not a ragged field of kind {kind!r}",
             where=where,
             expected=f"{', '.join(OWN)}, and array, or bytes or str of uint8 values",
-            found=f"without {', '.join(lost)}" if lost else None,
         )
-    ragged_rows.routes[group] = values, Route((table,), (",".join(parts),), kind)
-    ragged_rows.used.update((values, *parts))
+    return values, Route((table,), kind)
 
 
 def table_of(
@@ -222,30 +200,28 @@ def route_of(
                 where=where,
                 expected=f"numbers that rise from 0 to {count}, or FIRST,COUNT",
             )
-    return Route(tuple(tables), spec.index)
+    return Route(tuple(tables))
 
 
 def routes_of(
-    specs: Sequence[FieldSpec], tree: ArrayTree, found: RaggedRows, open_rows: Open, where: object
-) -> dict[str, tuple[str, Route | None]]:
+    specs: Sequence[FieldSpec], tree: ArrayTree, ragged: Routes, open_rows: Open, where: object
+) -> Routes:
     """Return the array of each field, those of `specs` or all, and the route to what is ragged.
 
     Raise `SchemaError` or `UsageError` if there is no such array, or no such table.
     """
-    if found.nested and not specs:
-        raise AmbiguousError("there are lists in lists", found.nested, where=where, fix=WAY_OUT)
+    tables = {p for _, route in ragged.values() if route for t in route.tables for p in t.paths}
     if not specs:
-        skip = found.used | {path for path, _ in found.routes.values()}
-        return {**found.routes, **{p: (p, None) for p in tree.datasets if p not in skip}}
-    routes: dict[str, tuple[str, Route | None]] = {}
+        skip = tables | {path for path, _ in ragged.values()}
+        return {**ragged, **{p: (p, None) for p in tree.datasets if p not in skip}}
+    routes: Routes = {}
     for spec in specs:
-        paths = [spec.path, *(p for entry in spec.index for p in table_paths(entry))]
-        if not spec.index and spec.path in found.routes:
-            routes[spec.path] = found.routes[spec.path]
+        if not spec.index and spec.path in ragged:
+            routes[spec.path] = ragged[spec.path]
             continue
-        for path in paths:
+        for path in (spec.path, *(p for entry in spec.index for p in table_paths(entry))):
             if path not in tree.datasets:
-                raise missing_field(path, {*tree.datasets, *found.routes} - found.used, where)
+                raise missing_field(path, {*tree.datasets, *ragged} - tables, where)
         route = route_of(spec, tree, open_rows, where) if spec.index else None
         routes[spec.spelled] = spec.path, route
     return routes
@@ -298,8 +274,14 @@ def _candidates(paths: Sequence[str], tree: ArrayTree) -> Iterator[list[str]]:
     yield from ([path] for path in edges if tree.datasets[path].shape[0])
 
 
-def find_tables(tree: ArrayTree, group: str, open_rows: Open, ragged_rows: RaggedRows) -> None:
-    """Find the ragged fields among the arrays of one group, with the tables beside them."""
+def find_tables(
+    tree: ArrayTree, group: str, open_rows: Open
+) -> tuple[Routes, list[tuple[str, str]]]:
+    """Return the ragged fields among the arrays of one group, by the tables beside them.
+
+    And the readings of lists in lists: options, and what each gives.
+    """
+    routes, nested = dict[str, tuple[str, Route | None]](), list[tuple[str, str]]()
     paths = tree.inside(group)
     tables: dict[tuple[str, ...], IndexTable] = {}
     targets: dict[tuple[str, ...], list[str]] = {}
@@ -320,16 +302,15 @@ def find_tables(tree: ArrayTree, group: str, open_rows: Open, ragged_rows: Ragge
                 for index, what in (((*outer, *inner), "its lists joined"), (inner, "a list each")):
                     option = f"--field {shlex.quote('@'.join((f'{name}={name}', *index)))}"
                     rows = tables[outer if len(index) > 1 else inner].rows
-                    ragged_rows.nested.append((option, f"{rows} samples, {what}"))
+                    nested.append((option, f"{rows} samples, {what}"))
     for parts in (p for p in tables if targets[p]):
         way = [parts]
         while above := [p for p in tables if {*way[0]} <= {*targets[p]} and p not in way]:
             way.insert(0, above[0])
-        names = tuple(",".join(p) for p in way)
-        route = Route(tuple(tables[p] for p in way), names)
-        ragged_rows.used.update(*way)
+        route = Route(tuple(tables[p] for p in way))
         for path in targets[parts]:
-            ragged_rows.routes.setdefault(path, (path, route))
+            routes.setdefault(path, (path, route))
+    return routes, nested
 
 
 def _targets(
@@ -395,4 +376,6 @@ class RaggedField(LazyField):
     def storage(self) -> FieldStorage:
         first, end = self.spans(0, _SOME)
         nbytes = float((end - first).mean()) * self.field.row_nbytes if len(first) else 0.0
-        return self.values.storage_of(self.count, nbytes, self.route.names)
+        return self.values.storage_of(
+            self.count, nbytes, [",".join(t.paths) for t in self.route.tables]
+        )

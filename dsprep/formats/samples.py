@@ -297,10 +297,11 @@ def ambiguous(
             beside += [matching(arrays, f"{each.pattern}/*"), *groups]
     for each in beside:
         alike = tuple(m for m in each.members if _alike(each, m, arrays))
-        options = each._replace(members=alike).options()
-        option = "--sample-axis groups" if each.pattern == alone else options
-        shown = show_reading(len(each.groups), [m or "values" for m in alike])
-        readings += [(option, shown)] * bool(alike)
+        if alike:
+            options = each._replace(members=alike).options()
+            option = "--sample-axis groups" if each.pattern == alone else options
+            shown = show_reading(len(each.groups), [m or "values" for m in alike])
+            readings.append((option, shown))
     del readings[MOST_READINGS:]
     shapes = {n: array.shape for n, array in arrays.items() if array.shape}
     if shapes and not groups_only:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import AmbiguousError
-from dsprep.formats.choice import Routes, choose_fields
+from dsprep.formats.choice import choose_fields
 from dsprep.formats.fields import missing_field
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.npy.arrays import (
@@ -26,7 +26,7 @@ from dsprep.formats.npy.arrays import (
 )
 from dsprep.formats.npy.tables import StoredNumbers, check
 from dsprep.formats.options import OpenOptions
-from dsprep.formats.ragged import ArrayTree, table_paths
+from dsprep.formats.ragged import ArrayTree, Routes, table_paths
 from dsprep.formats.samples import SampleAxis, Sized, ambiguous
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import FileLayout

@@ -145,13 +145,13 @@ def typesize(plan: ArrayPlan) -> int:
 
 def v3(compression: Compression, plan: ArrayPlan) -> Any:
     """Return the codec for zarr-python's v3 arrays."""
-    from zarr import codecs
-
+    configuration: dict[str, Any] = {"level": level(compression)}
     if compression.codec == "blosc":
-        how = {"clevel": level(compression), "typesize": typesize(plan)}
-        return codecs.BloscCodec(cname="lz4", shuffle="shuffle", **how)
-    kind = codecs.GzipCodec if compression.codec == "gzip" else codecs.ZstdCodec
-    return kind(level=level(compression))
+        how = {"clevel": level(compression), "typesize": typesize(plan), "blocksize": 0}
+        configuration = {"cname": "lz4", "shuffle": "shuffle", **how}
+    if compression.codec == "zstd":
+        configuration["checksum"] = False
+    return {"name": compression.codec, "configuration": configuration}
 
 
 def numcodec(compression: Compression, **more: int) -> Any:

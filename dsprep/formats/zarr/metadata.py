@@ -322,12 +322,12 @@ def _read_v3(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -
         raise FormatError("unknown chunk grid", found=repr(document["chunk_grid"]["name"]))
     if document.get("storage_transformers"):
         raise FormatError("storage transformers are not known")
-    codecs = [named(c) for c in document["codecs"]]
+    codecs, flat = [named(c) for c in document["codecs"]], _flat(document["codecs"])
     type_name, _ = named(document["data_type"])
     kind, vlen = VLEN_KINDS.get(type_name, "array"), type_name in VLEN_KINDS
     dtype = np.dtype(np.uint8) if vlen else _dtype_v3(document["data_type"])
     check_dtype(dtype)
-    if byte_order(codecs) == ">":
+    if _byte_order(flat) == ">":
         dtype = dtype.newbyteorder(">")
     grid = chunk = _grid(shape, document["chunk_grid"]["configuration"]["chunk_shape"], dtype)
     sharding, (first, configuration) = None, codecs[0]
@@ -337,7 +337,7 @@ def _read_v3(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -
             raise FormatError("a shard is not a multiple of its chunks", found=str(chunk))
         sharding = _sharding(configuration)
     keys = _keys_v3(document.get("chunk_key_encoding", "default"))
-    more: dict[str, Any] = {"kind": kind, "vlen": vlen, "codecs": tuple(_names(codecs))}
+    more: dict[str, Any] = {"kind": kind, "vlen": vlen, "codecs": tuple(name for name, _ in flat)}
     more |= {"keys": keys, "sharding": sharding, "attrs": attrs}
     more["wrapped"] = first == "sharding_indexed" and len(codecs) > 1
     more["axes"] = _axes(document.get("dimension_names") or attrs.get(DIMENSIONS))
@@ -375,24 +375,21 @@ def _only(configuration: Mapping[str, Any], *known: str) -> None:
         raise FormatError("unknown parameters", found=str(sorted(configuration))[:200])
 
 
-def _names(codecs: list[Codec]) -> list[str]:
-    names = []
-    for name, configuration in codecs:
-        names.append(name)
-        if name == "sharding_indexed":
-            names += _names([named(c) for c in configuration["codecs"]])
-    return names
+def _flat(values: Any) -> list[Codec]:
+    """Return codecs in the order of writing, those inside shards behind these."""
+    codecs = list[Codec]()
+    for value in values:
+        name, configuration = named(value)
+        inside = _flat(configuration["codecs"]) if name == "sharding_indexed" else ()
+        codecs += [(name, configuration), *inside]
+    return codecs
 
 
-def byte_order(codecs: list[Codec]) -> Any:
+def _byte_order(codecs: list[Codec]) -> Any:
     """Return ``<`` or ``>``, as the codec ``bytes`` has it, also that of a shard's chunks."""
-    for name, configuration in codecs:
-        if name == "sharding_indexed":
-            return byte_order([named(c) for c in configuration["codecs"]])
-        if name == "bytes":
-            _only(configuration, "endian")
-            return {"little": "<", "big": ">"}[configuration.get("endian", "little")]
-    return "<"
+    configuration = next((c for name, c in codecs if name == "bytes"), {})
+    _only(configuration, "endian")
+    return {"little": "<", "big": ">"}[configuration.get("endian", "little")]
 
 
 def _sharding(configuration: Mapping[str, Any]) -> Sharding | None:
@@ -401,7 +398,7 @@ def _sharding(configuration: Mapping[str, Any]) -> Sharding | None:
     at_start = {"start": True, "end": False}[configuration.get("index_location", "end")]
     index = [named(c) for c in configuration["index_codecs"]]
     names = [name for name, _ in index]
-    if names not in (["bytes"], ["bytes", "crc32c"]) or byte_order(index) != "<":
+    if names not in (["bytes"], ["bytes", "crc32c"]) or _byte_order(index) != "<":
         return None
     return at_start, len(names) > 1
 
