@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice, permutations
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from typing_extensions import override
@@ -123,12 +123,8 @@ def take_own(
     array: Any = tree.datasets.get(values)
     there = all(path in tree.datasets for path in (values, *parts))
     table = table_of(parts, tree, open_rows, capacity) if there else None
-    fits = there and not array.vlen and array.shape
-    if kind != "array":
-        fits = (
-            fits and kind in ("bytes", "str") and (array.dtype, len(array.shape)) == (np.uint8, 1)
-        )
-    if table is None or not fits:
+    text = kind in ("bytes", "str") and there and (array.dtype, len(array.shape)) == (np.uint8, 1)
+    if table is None or array.vlen or not array.shape or not (kind == "array" or text):
         raise FormatError(
             f"the group is not a ragged field of kind {kind!r}",
             where=where,
@@ -281,7 +277,8 @@ def find_tables(
 
     And the readings of lists in lists: options, and what each gives.
     """
-    routes, nested = dict[str, tuple[str, Route | None]](), list[tuple[str, str]]()
+    routes: Routes = {}
+    nested = list[tuple[str, str]]()
     paths = tree.inside(group)
     tables: dict[tuple[str, ...], IndexTable] = {}
     targets: dict[tuple[str, ...], list[str]] = {}
@@ -376,6 +373,5 @@ class RaggedField(LazyField):
     def storage(self) -> FieldStorage:
         first, end = self.spans(0, _SOME)
         nbytes = float((end - first).mean()) * self.field.row_nbytes if len(first) else 0.0
-        return self.values.storage_of(
-            self.count, nbytes, [",".join(t.paths) for t in self.route.tables]
-        )
+        tables = [",".join(table.paths) for table in self.route.tables]
+        return self.values.storage_of(self.count, nbytes, tables)
