@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shlex
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import h5py
-import lmdb
 import numpy as np
 import pytest
 import zarr
@@ -195,44 +192,11 @@ def one_grid(folder):
     return folder, {"t": t}
 
 
-def array_of_numpy(folder):
-    x = numbers(N, 4)
-    np.save(folder / "a.npy", x)
-    return folder / "a.npy", {"": x}
-
-
 def arrays_one_a_file(folder):
     x = numbers(4, 8, 3)
     for i in range(4):
         np.save(folder / f"{i}.npy", x[i])
     return folder, {"": x}
-
-
-def arrays_of_fields(folder):
-    x, y = numbers(N, 4), numbers(N)
-    np.save(folder / "x.npy", x)
-    np.save(folder / "y.npy", y)
-    return folder, {"x": x, "y": y}
-
-
-def keys(folder):
-    values = [numbers(3).tobytes() for _ in range(N)]
-    with lmdb.open(str(folder / "a.lmdb"), subdir=False) as env, env.begin(write=True) as txn:
-        for i, value in enumerate(values):
-            txn.put(f"{i:04}".encode(), value)
-    return folder / "a.lmdb", {"value": values}
-
-
-def members(folder):
-    """Hold two members of each key."""
-    with tarfile.open(folder / "a.tar", "w") as tar:
-        for i in range(N):
-            for end in ("cls", "txt"):
-                info = tarfile.TarInfo(f"{i:03}.{end}")
-                info.size = 2
-                tar.addfile(info, io.BytesIO(b"%02d" % i))
-    ids = [b"%02d" % i for i in range(N)]
-    return folder / "a.tar", {"cls": ids, "txt": ids}
 
 
 def picture(i: int) -> bytes:
@@ -284,13 +248,6 @@ def table_beside(folder):
     }
 
 
-def rows_of_parquet(folder):
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    x = numbers(N)
-    pq.write_table(pa.table({"x": x}), folder / "a.parquet")
-    return folder / "a.parquet", {"x": x}
-
-
 READ, WRITE = "", "dsprep.write"
 LAYOUTS = [
     *[(along_the_first, kind, READ) for kind in FILES],
@@ -314,16 +271,11 @@ LAYOUTS = [
     (days, None, READ),
     (arrays_of_other_dimensions, None, "--sample-axis none"),
     (one_grid, None, "--sample-axis none"),
-    (array_of_numpy, None, READ),
     (arrays_one_a_file, None, "--sample-axis none"),
-    (arrays_of_fields, None, READ),
-    (keys, None, READ),
-    (members, None, READ),
     (classes, None, "--labels folders"),
     (loose_pictures, None, READ),
     (pictures_and_masks, None, "--field 'images=images/*.png' --field 'masks=masks/*.png'"),
     (table_beside, None, "--labels labels.csv:file_name"),
-    (rows_of_parquet, None, READ),
 ]
 
 
