@@ -51,14 +51,14 @@ FRAMES = {
     "lmdb": "dsprep.formats.lmdb.overflow:Frame",
     "tfrecord": "dsprep.formats.tfrecord.framing:Frame",
 }
-"""What makes the frames of records that a layout may name: ``module:attribute``."""
+"""The makers of frames of records that a layout may name: ``module:attribute``."""
 
 RECIPES = {
     "values": "dsprep.formats.lmdb.fields:Recipe",
     "datum": "dsprep.formats.lmdb.fields:Recipe",
     "example": "dsprep.formats.tfrecord.fields:example",
 }
-"""Likewise what takes records apart."""
+"""The makers of recipes, which take records apart."""
 
 
 def decoders(records: Records, schema: Schema) -> tuple[Frame | None, Recipe | None]:

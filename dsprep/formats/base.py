@@ -275,7 +275,7 @@ class Source(ABC):
             return self.read(start, max(start, stop))
         if isinstance(index, str):
             raise UsageError(
-                f"[{index!r}] is no number of a sample",
+                f"[{index!r}] is not the number of a sample",
                 fix=f"such as [0][{index!r}], [0:32][{index!r}]",
             )
         if not -len(self) <= index < len(self):
@@ -483,7 +483,7 @@ class Format(ABC):
 
     @abstractmethod
     def recognises(self, candidate: Candidate) -> bool:
-        """Whether a path is of this format, judged by its first bytes or its members.
+        """Return whether a path is of this format, judged by its first bytes or its members.
 
         Cheap, imports no heavy library, and returns False for other files; raises `OSError` if it
         cannot be read.

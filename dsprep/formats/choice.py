@@ -94,14 +94,7 @@ def choose_fields(
     routes = routes_of(specs, tree, ragged, open_rows, where)
     if not specs:
         routes = {n: r for n, r in routes.items() if r[0] not in stated.aside}
-    places = {path: i for i, path in enumerate(tree.datasets)}
-    arrays = {}
-    for name in sorted(routes, key=lambda n: places[routes[n][0]]):
-        path, route = routes[name]
-        array, table = tree.datasets[path], None if route is None else route.tables[0]
-        shape = array.shape if table is None else (table.rows,)
-        axis_name = stated.axes.get(path if table is None else table.paths[0], "")
-        arrays[name] = Sized(shape, array.nbytes, axis_name, array.dtype)
+    arrays = _sized(routes, tree, stated)
     notes = [] if specs else stated.notes()
     if not arrays:
         reasons = (r.what if isinstance(r, DsprepError) else r for r in refused.values())
@@ -121,3 +114,15 @@ def choose_fields(
     others = axis.others or tuple(stated.aside if own else ())
     axis = replace(axis, notes=(*notes, *axis.notes), others=others)
     return axis, {n: routes[n] for n in axis.names}
+
+
+def _sized(routes: Routes, tree: ArrayTree, stated: Stated) -> dict[str, Sized]:
+    """Return the arrays of fields, in the order of the file, by what counts their samples."""
+    numbers, arrays = {path: i for i, path in enumerate(tree.datasets)}, dict[str, Sized]()
+    for name in sorted(routes, key=lambda n: numbers[routes[n][0]]):
+        path, route = routes[name]
+        array, table = tree.datasets[path], None if route is None else route.tables[0]
+        shape = array.shape if table is None else (table.rows,)
+        axis_name = stated.axes.get(path if table is None else table.paths[0], "")
+        arrays[name] = Sized(shape, array.nbytes, axis_name, array.dtype)
+    return arrays

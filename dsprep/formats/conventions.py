@@ -1,4 +1,4 @@
-"""What programs state about the arrays of a file, in whatever format: AnnData, NWB, SciPy ...
+"""Statements of programs about the arrays of a file, in whatever format: AnnData, NWB, SciPy ...
 
 Names and attributes alone say it, so this reads no values. What is kept *aside* is never taken for
 samples by itself, and is read where the user names it.
@@ -22,7 +22,7 @@ Attributes = Callable[[str], Attrs]
 
 @dataclass
 class Stated:
-    """What is stated about the arrays of a file, by their paths.
+    """The statements about the arrays of a file, by their paths.
 
     Attributes
     ----------
@@ -60,7 +60,9 @@ def state_common(tree: ArrayTree, attributes: Attributes, stated: Stated) -> Non
     _sparse(tree, attributes, stated)
     _anndata(tree, stated)
     _categories(tree, stated)
-    _dynamic_tables(tree, stated)
+    for group, names in tree.groups.items():
+        if "colnames" in names:  # of NWB and hdmf: its rows are those of that table alone
+            stated.axes.update(dict.fromkeys(tree.inside(group), group or "rows"))
 
 
 def text_of(value: Any) -> str:
@@ -128,10 +130,3 @@ def _categories(tree: ArrayTree, stated: Stated) -> None:
         codes = name == "categories" and f"{group}/codes" in tree.datasets
         if (codes and "encoding-type" in tree.groups[group]) or group.endswith("/__categories"):
             stated.aside.setdefault(path, "the categories of codes")
-
-
-def _dynamic_tables(tree: ArrayTree, stated: Stated) -> None:
-    """State that the rows of tables of NWB (and hdmf) are those of that table alone."""
-    for group, names in tree.groups.items():
-        if "colnames" in names:
-            stated.axes.update(dict.fromkeys(tree.inside(group), group or "rows"))

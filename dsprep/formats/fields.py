@@ -11,7 +11,7 @@ from dsprep.core.schema import Column, Field, FieldSpec, Ragged, Schema, renamed
 from dsprep.errors import FormatError, SchemaError, UnsupportedError, UsageError
 
 LENGTHS = ".lengths"
-"""What is put behind the name of a field of several strings or lists, for their lengths."""
+"""The suffix to the name of a field of several strings or lists, for their lengths."""
 LENGTHS_OF = "lengths_of"
 """The attribute of a field of lengths that tells it from one that has such a name in the file."""
 
@@ -25,7 +25,7 @@ ENCODED = (
     "bytes with a header, such as serialised tensors, are decoded in a transform=, or by a program "
     "of your own that calls dsprep.write"
 )
-"""What to do about bytes that are not of the type that a field was given."""
+"""The remedy for bytes that are not of the type that a field was given."""
 
 
 class MissingField(SchemaError):

@@ -19,7 +19,7 @@ WAY_OUT = (
     'give the samples from Python: import dsprep; dsprep.write("OUT.h5", ({"x": read(path)} for '
     "path in paths)), as in examples/write_samples.py"
 )
-"""What always helps: to be pasted, with a function that reads a file."""
+"""The way that always helps: to be pasted, with a function that reads a file."""
 
 _SAVED = "read it with the library that wrote it and " + WAY_OUT
 _PICKLE = "a pickle", f"dsprep unpickles nothing, as that can run any program; {WAY_OUT}"
@@ -37,7 +37,7 @@ SIGNATURES = {
     **dict.fromkeys((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh"), _PACKED),
     **{bytes([0x80, version]): _PICKLE for version in range(2, 6)},
 }
-"""What a file is that begins so, and what to do about it."""
+"""Kinds of files by their beginning, each with what to do about it."""
 
 TABLES = {
     "_delta_log": "deltalake",
@@ -45,7 +45,7 @@ TABLES = {
     "metadata/version-hint.text": "pyiceberg",
     "metadata/*.metadata.json": "pyiceberg",
 }
-"""What is in directories of tables that keep overwritten rows in files, and what reads them."""
+"""Members of directories of tables that keep overwritten rows in files, and what reads them."""
 
 
 def refused(path: Path, expected: Sequence[str]) -> FormatError:

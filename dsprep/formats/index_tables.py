@@ -41,7 +41,7 @@ class Numbers(Protocol):
 
     @property
     def count(self) -> int:
-        """How many rows it has."""
+        """The number of rows."""
 
     def read(self, start: int, stop: int) -> Array:
         """Return rows ``start <= i < stop``."""
@@ -49,7 +49,7 @@ class Numbers(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class IndexTable:
-    """Where the first rows and the numbers of rows are.
+    """A table of first rows and numbers of rows.
 
     Attributes
     ----------
@@ -110,8 +110,8 @@ class IndexTable:
         Raise `FormatError` unless they are all of `target` rows, one after another.
         """
         if 16 * self.rows > free_memory():
-            what = "the rows of an index table do not fit into memory"
-            raise FormatError(what, where=self.first.where, found=f"{self.rows} rows")
+            problem = "the rows of an index table do not fit into memory"
+            raise FormatError(problem, where=self.first.where, found=f"{self.rows} rows")
         first, end = np.empty((2, self.rows), np.int64)
         for start in range(0, self.rows, _SCAN):
             some = slice(start, min(start + _SCAN, self.rows))
@@ -138,7 +138,7 @@ class IndexTable:
         return bool(inside and even and (begins >= end[:-1][apart]).all() and groups.all())
 
     def partitions(self, target: int) -> bool:
-        """Whether the whole table divides `target` rows."""
+        """Return whether the whole table divides `target` rows."""
         try:
             self.spans(target)
         except FormatError:
@@ -158,7 +158,7 @@ def _integers(rows: Array, member: str | int | None) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """How to reach a dataset from the samples.
+    """The way from samples to their rows of an array.
 
     Attributes
     ----------

@@ -105,7 +105,7 @@ class RowsField(LazyField):
 
 @dataclass(frozen=True, kw_only=True)
 class Parsed:
-    """What a file holds, and where.
+    """The contents of a file, and their places.
 
     Attributes
     ----------
@@ -199,7 +199,7 @@ class LocatedSource(Source):
         self._parsed, self._lock = parsed, threading.Lock()
         chosen = wanted(options.fields, parsed.fields)
         self.names = {f.name: name for name, f in chosen}
-        """What the file calls each field."""
+        """The name of each field in the file."""
         self.schema = Schema(tuple(f for _, f in chosen), parsed.attrs)
         self._lazy = {f.name: parsed.lazy[name] for name, f in chosen if name in parsed.lazy}
         stored = (

@@ -1,4 +1,4 @@
-"""How a dataset is read and written: options, of which each format knows some."""
+"""Options of reading and writing a dataset, of which each format knows some."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FeatureType: TypeAlias = Literal["bytes", "float", "int64"]
 
 @dataclass(frozen=True, kw_only=True)
 class OpenOptions:
-    """How to read a dataset. Each format knows some of these; the others must be left alone.
+    """Options of reading a dataset. Each format knows some of these; the others must be left alone.
 
     Attributes
     ----------
@@ -158,7 +158,7 @@ OF_ALL = frozenset({"memory", "stop"})
 
 @dataclass(frozen=True)
 class Compression:
-    """How values are compressed.
+    """A way to compress values.
 
     Attributes
     ----------
@@ -227,7 +227,7 @@ class Compression:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """How to write a dataset. Each format knows some of these; the others must be left alone.
+    """Options of writing a dataset. Each format knows some of these; the others must be left alone.
 
     Attributes
     ----------
@@ -260,7 +260,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     for name, hint in get_type_hints(options).items()
     if get_origin(hint) is Literal
 }
-"""What those options may be that have one of few values."""
+"""The possible values of options that have few."""
 
 FLAGS = {
     "fields": "--field",
@@ -270,7 +270,7 @@ FLAGS = {
     "check_crc": "--no-crc",
     "features": "--feature",
 }
-"""How the command line calls an option, where that is not its name."""
+"""The names of options on the command line, where they are others."""
 
 
 def flag(name: str) -> str:

@@ -149,14 +149,14 @@ class Together:
 
     def peek(self, count: int) -> Bytes:
         """Return the next `count` bytes of each, shape ``(n, count)``; anything behind the end."""
-        places = self.at[:, None] + np.arange(count)
+        positions = self.at[:, None] + np.arange(count)
         if int(self.at.max()) + count > len(self.buffer):
-            places = np.minimum(places, len(self.buffer) - 1)
-        window: Bytes = self.buffer[places]
+            positions = np.minimum(positions, len(self.buffer) - 1)
+        window: Bytes = self.buffer[positions]
         return window
 
     def are_at(self, data: bytes) -> bool:
-        """Whether all have these bytes next."""
+        """Return whether all have these bytes next."""
         return bool((self.peek(len(data)) == np.frombuffer(data, np.uint8)).all())
 
     def take(self, data: bytes) -> None:

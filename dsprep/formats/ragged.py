@@ -110,7 +110,7 @@ def indexed(tree: ArrayTree, open_rows: Open) -> list[tuple[str, str]]:
 
 
 def take_own(
-    group: str, kind: Any, capacity: int, tree: ArrayTree, open_rows: Open, where: object
+    group: str, kind: Any, capacity: Any, tree: ArrayTree, open_rows: Open, where: object
 ) -> tuple[str, Route]:
     """Return the field that a group states to be, ragged and of a `kind`, as dsprep writes it.
 
@@ -122,7 +122,8 @@ def take_own(
     values, *parts = (f"{group}/{part}".lstrip("/") for part in OWN)
     array: Any = tree.datasets.get(values)
     there = all(path in tree.datasets for path in (values, *parts))
-    table = table_of(parts, tree, open_rows, capacity) if there else None
+    known = isinstance(capacity, int) and capacity >= 0
+    table = table_of(parts, tree, open_rows, capacity) if there and known else None
     text = kind in ("bytes", "str") and there and (array.dtype, len(array.shape)) == (np.uint8, 1)
     if table is None or array.vlen or not array.shape or not (kind == "array" or text):
         raise FormatError(
@@ -173,7 +174,7 @@ def route_of(
     Raises
     ------
     UsageError
-        If one of them is no table, or does not divide what comes next.
+        If one of them is not a table, or does not divide what comes next.
     """
     values, tables = tree.datasets[spec.path], list[IndexTable]()
     for entry in spec.index:
@@ -229,7 +230,7 @@ def table_paths(entry: str) -> list[str]:
 
 
 def may_be_table(path: str) -> bool:
-    """Whether the name of an array is one that tables have."""
+    """Return whether the name of an array is one that tables have."""
     name = path.rpartition("/")[2]
     return any(pattern.fullmatch(name) for pattern in (_FIRST, _COUNT, _BOUNDS, _ENDS))
 
@@ -287,9 +288,9 @@ def find_tables(
         total = None if table is None else table.total()
         if table is None or total is None:
             continue
-        found = _targets(parts, paths, tree, total, table)
-        if (found or table.form != "counts") and table.partitions(total):
-            tables[parts], targets[parts] = table, found
+        divided = _targets(parts, paths, tree, total, table)
+        if (divided or table.form != "counts") and table.partitions(total):
+            tables[parts], targets[parts] = table, divided
     edged = [p for p in tables if tables[p].form != "counts"]
     for outer, inner in permutations(edged, 2):
         unequal = tables[inner].rows != tables[outer].rows or not targets[outer]

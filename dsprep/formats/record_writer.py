@@ -1,4 +1,4 @@
-"""What the writers of records share: a file whose groups are runs of its bytes, and their sums."""
+"""The base of writers of records: a file whose groups are runs of its bytes, and their sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a file's arrays count samples along their first axis: for formats that do not say.
+"""The arrays of a file that count samples along their first axis: for formats that do not say.
 
 HDF5 and Zarr hold named arrays of any shape. Those that belong to samples share the length of
 their first axis; this module finds that length, and says what it left out and why. It sees only
@@ -141,10 +141,10 @@ def choose(
         notes.append(f"left out {listed(lost)}: their first axes do not count the {count} samples")
     if axis:
         notes.append(counted_along(axis))
-    found = SampleAxis(count, False, names, tuple(notes), static)
+    sample_axis = SampleAxis(count, False, names, tuple(notes), static)
     for name in (n for n in arrays if named and n not in chosen):
-        raise not_of_samples(name, (*arrays[name].shape, "no axis")[0], found, where)
-    return found
+        raise not_of_samples(name, (*arrays[name].shape, "no axis")[0], sample_axis, where)
+    return sample_axis
 
 
 STATIC_NBYTES, NAMED_NBYTES, MOST_STATIC = 1 << 20, 64 << 20, 256
@@ -153,7 +153,7 @@ axis has a name, together; and how many there may be."""
 
 
 def static_among(arrays: Mapping[str, Sized], fields: Iterable[str]) -> tuple[str, ...]:
-    """Return the arrays that are no fields and may belong to all samples, if they are not many."""
+    """Return the arrays that are not fields and may belong to all samples, if they are not many."""
     others = {n: a for n, a in arrays.items() if n not in frozenset(fields)}
     limits = {n: NAMED_NBYTES if a.axis else STATIC_NBYTES for n, a in others.items()}
     static = tuple(n for n, a in others.items() if 0 < a.nbytes <= limits[n])
@@ -162,7 +162,7 @@ def static_among(arrays: Mapping[str, Sized], fields: Iterable[str]) -> tuple[st
 
 
 STATIC = "not per sample, kept as they are by convert and repack"
-"""Why arrays that belong to all samples are no fields."""
+"""The reason why arrays that belong to all samples are not fields."""
 
 
 def not_of_samples(name: str, rows: object, axis: SampleAxis, where: object) -> SchemaError:
@@ -246,8 +246,8 @@ def _beside(pattern: str, by_group: Mapping[str, Sequence[str]]) -> Beside:
     counts = Counter(member for members in by_group.values() for member in members)
     common = counts.most_common(1)[0][0] if counts else ""
     groups = sorted((g for g in by_group if common in by_group[g]), key=natural_key)
-    held = Counter(m for group in groups for m in by_group[group])
-    members = [m for m in held if held[m] == len(groups)]
+    by_member = Counter(m for group in groups for m in by_group[group])
+    members = [m for m in by_member if by_member[m] == len(groups)]
     odd = [group for group in by_group if len(by_group[group]) != len(members)]
     return Beside(pattern, tuple(groups), tuple(members), (*odd, "")[0])
 
@@ -316,7 +316,7 @@ def ambiguous(
 
 
 def _alike(beside: Beside, member: str, arrays: Mapping[str, Sized]) -> bool:
-    """Whether the arrays that a member has in all groups differ in their first axes at most."""
+    """Return whether the arrays of a member in all groups differ in their first axes at most."""
     every = [arrays[f"{group}/{member}".rstrip("/")] for group in beside.groups]
     kinds = {(each.dtype, len(each.shape), each.shape[1:]) for each in every}
     return len(kinds) == 1 and (member != "" or every[0].shape != ())
@@ -353,7 +353,7 @@ def unapplied(fields: Mapping[str, Attrs]) -> list[str]:
 
 
 def is_nan(value: object) -> bool:
-    """Whether an attribute is NaN, which stands for itself."""
+    """Return whether an attribute is NaN, which stands for itself."""
     return isinstance(value, float | np.floating | np.ndarray) and bool(np.all(value != value))
 
 
@@ -365,16 +365,12 @@ def natural_key(path: str | Path) -> list[tuple[int, int, str]]:
 
 def natural_order(names: list[bytes]) -> list[int]:
     """Return the numbers of names in natural order, as `natural_key` gives it."""
-    if _plain_digits(names):
+    # All ASCII, with digits at the same places: their bytes sort them.
+    forms = {name.translate(_FORM) for name in names}
+    if len(forms) <= 1 and not any(b"?" in form for form in forms):
         return sorted(range(len(names)), key=names.__getitem__)
     keys = [natural_key(os.fsdecode(name)) for name in names]
     return sorted(range(len(names)), key=keys.__getitem__)
-
-
-def _plain_digits(names: Iterable[bytes]) -> bool:
-    """Whether all names are ASCII, with digits at the same places: their bytes sort them."""
-    forms = {name.translate(_FORM) for name in names}
-    return len(forms) <= 1 and not any(b"?" in form for form in forms)
 
 
 def listed(names: list[str], limit: int = 4) -> str:

@@ -26,7 +26,7 @@ PARTS = {
 _WORDS = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _PART = re.compile(rf"(?i)[xy]?({'|'.join(sorted(PARTS, reverse=True))})(?:set|data)?")
 HINT = re.compile("(?i)train|dev|eval|val|test")
-"""What is in every name that states a part."""
+"""A part of every name that states a part."""
 
 _HINT_BYTES = re.compile(HINT.pattern.encode())
 _FORM = bytes(ord("0") if 48 <= c < 58 else c for c in range(256))

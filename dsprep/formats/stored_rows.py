@@ -25,7 +25,7 @@ from dsprep.core.schema import (
 
 @dataclass(frozen=True)
 class RowSpans:
-    """What one part of a record, such as a field, adds to each of n records.
+    """The bytes that one part of a record, such as a field, adds to each of n records.
 
     Record i gets ``data[starts[i]:][:lengths[i]]``; `data` is uint8, 1-D and contiguous.
     """

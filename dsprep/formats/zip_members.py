@@ -38,7 +38,7 @@ ZIP_ERRORS = (
     IndexError,
     KeyError,
 )
-"""What `zipfile` raises for files that are damaged or encrypted."""
+"""The errors of `zipfile` for files that are damaged or encrypted."""
 
 
 HEAD_NBYTES = 512
@@ -70,7 +70,7 @@ class Member:
 
     @property
     def plain(self) -> bool:
-        """Whether it is stored as it is."""
+        """True if it is stored as it is."""
         return self.method == zipfile.ZIP_STORED
 
     def check(self, file: Handle) -> None:

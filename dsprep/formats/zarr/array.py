@@ -51,12 +51,12 @@ class StoredArray:
 
     @cached_property
     def grid(self) -> Grid | None:
-        """Where the rows are stored; raise as `locate` does."""
+        """The places of rows; raise as `locate` does."""
         return None if 0 in self.meta.shape else locate(self)
 
     @cached_property
     def _reader(self) -> LayoutReader | None:
-        """What reads rows; None if only zarr does."""
+        """The reader of rows; None if only zarr does."""
         field = Field(self.meta.path or "/", self.meta.dtype, self.meta.shape[1:])
         try:
             layout = FileLayout(self.count, columns={field.name: Column(self.grid)})
@@ -104,10 +104,10 @@ class StoredArray:
         shape, varies = self.meta.shape, self.meta.vlen
         with library_errors(f"{self.where}, rows {start} to {stop}"):
             keys = self.meta.file_keys(start, stop) if shape else [self.meta.key()]
-            held = read_chunks(self, keys)
-            if not held:
+            files = read_chunks(self, keys)
+            if not files:
                 check_names(self)
-            library = self._library(held)
+            library = self._library(files)
             values = np.asarray(library[start:stop] if shape else library[()])
             if values.shape != ((stop - start, *shape[1:]) if shape else ()):
                 raise FormatError("the data have the wrong shape", where=self.where)
@@ -130,7 +130,7 @@ class StoredArray:
             filled = np.zeros((), self.dtype) if value is None else np.asarray(value, self.dtype)
             return filled.tobytes()
 
-    def _library(self, held: Mapping[str, bytes]) -> Any:
+    def _library(self, files: Mapping[str, bytes]) -> Any:
         """Return zarr-python's array, of files in memory: they have been looked at."""
         import zarr
         from zarr.core.buffer import default_buffer_prototype
@@ -139,8 +139,8 @@ class StoredArray:
         names = ("zarr.json",) if version == 3 else (".zarray", ".zattrs")
         read = {join(path, name): self.store.document(join(path, name)) for name in names}
         make = default_buffer_prototype().buffer.from_bytes
-        files = {key: make(data) for key, data in {**read, **held}.items() if data is not None}
-        store = zarr.storage.MemoryStore(files, read_only=True)
+        buffers = {key: make(data) for key, data in {**read, **files}.items() if data is not None}
+        store = zarr.storage.MemoryStore(buffers, read_only=True)
         try:
             return zarr.open_array(store, path=path, mode="r", zarr_format=version)
         except (KeyError, ValueError) as error:

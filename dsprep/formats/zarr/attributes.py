@@ -58,7 +58,7 @@ KIND = "dsprep_kind"
 FIELDS = "dsprep_fields"
 """The attribute of the root group that lists the field names in order."""
 STATIC = "dsprep_static"
-"""The attribute of the root group that lists the arrays of all samples, which are no fields."""
+"""The attribute of the root group that lists the arrays of all samples, which are not fields."""
 
 FILL = "_FillValue"
 """The attribute that is the missing value, by the CF conventions."""
@@ -154,7 +154,7 @@ def _typed(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Carrier:
-    """How the elements of a dtype are stored.
+    """The storage of the elements of a dtype.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What is stored of chunks, checked before it is used: compressed sizes, and indexes of shards.
+"""The stored bytes of chunks, checked before it is used: compressed sizes, and indexes of shards.
 
 Libraries trust what a chunk says of itself: Blosc reads beyond the memory that it was given, and
 Zstd takes as much memory as a header says. So a chunk that they are going to decode is unpacked
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dsprep.storage.base import Handle
 
 NUMCODECS = "numcodecs."
-"""What v3 puts before the names of codecs that have no specification."""
+"""The prefix of v3 to the names of codecs that have no specification."""
 
 MAX_CHUNK = 1 << 32
 """Bytes of the largest chunk that is decoded; the codecs themselves stop at 2 GiB."""
@@ -76,11 +76,11 @@ def read_chunks(array: StoredArray, keys: Iterable[str]) -> dict[str, bytes]:
     dsprep wrote them. Of elements that vary in length, the number that a chunk claims to hold is
     compared with the metadata: the codec takes memory for as many.
     """
-    meta, found = array.meta, dict[str, bytes]()
+    meta, files = array.meta, dict[str, bytes]()
     for key in keys:
         data = array.store.document(key, MAX_CHUNK)
         if data is not None:
-            found[key] = data
+            files[key] = data
         elif array.complete:
             raise array.missing(key)
     expected = math.prod(meta.grid) * meta.dtype.itemsize
@@ -88,9 +88,9 @@ def read_chunks(array: StoredArray, keys: Iterable[str]) -> dict[str, bytes]:
     codec = meta.codecs[-1].removeprefix(NUMCODECS) if meta.codecs and outer else ""
     inside = set(meta.codecs) & {"blosc", "zstd"} - {codec}
     if inside or expected > MAX_CHUNK:
-        what = f"of {min(inside)} inside such shards or codecs" if inside else "as large as these"
+        kind = f"of {min(inside)} inside such shards or codecs" if inside else "as large as these"
         raise FormatError(
-            f"chunks {what} are not read",
+            f"chunks {kind} are not read",
             where=array.where,
             found=f"{expected} bytes each",
             fix="write them with one compressor, without shards in shards",
@@ -98,14 +98,14 @@ def read_chunks(array: StoredArray, keys: Iterable[str]) -> dict[str, bytes]:
     limit = 2 * expected + SLACK
     if meta.vlen:
         limit = max(MIN_ELEMENTS_NBYTES, free_memory() // 4)
-    for key, data in found.items():
+    for key, data in files.items():
         where, plain = f"{array.store.path}, {key}", data
         if codec in COMPRESSORS:
             plain = unpack(data, {"id": codec}, limit, where)[:4].tobytes()
         if meta.vlen and (count := int.from_bytes(plain[:4], "little")) != meta.grid[0]:
             what = "the chunk holds another number of elements"
             raise FormatError(what, where=where, expected=meta.grid[0], found=count)
-    return found
+    return files
 
 
 # --- indexes of shards -----------------------------------------------------------------------

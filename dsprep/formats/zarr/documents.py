@@ -24,7 +24,7 @@ from dsprep.formats.zarr.plan import ArrayPlan
 from dsprep.storage.ranges import as_bytes
 
 LEVELS = {"gzip": 5, "zstd": 3, "blosc": 5}
-"""Where the user names none."""
+"""The levels, unless the user names one."""
 
 MAX_TYPESIZE = 255
 

@@ -1,4 +1,4 @@
-"""Where the chunks of a store go, decided before any I/O.
+"""The places of the chunks of a store, decided before any I/O.
 
 Without groups the rows of every array are back to back. In groups a chunk is a group; all but the
 last have equally many samples. The values of a ragged field have one chunk per group, as long as

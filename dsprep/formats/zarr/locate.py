@@ -116,7 +116,7 @@ def _in_order(meta: ArrayMeta, values: Ints) -> Ints:
 def stored_files(store: Store, meta: ArrayMeta) -> Ints:
     """Return number, offset and bytes of each file that is there: shape ``(3, n)``, by number.
 
-    The bytes are -1 where they are no plain bytes of a regular file.
+    The bytes are -1 where they are not plain bytes of a regular file.
     """
     start, separator = meta.keys
     folder, axes = meta.path, len(meta.shape)

@@ -42,7 +42,7 @@ WRONG = (
     KeyError, TypeError, ValueError, AttributeError, IndexError, SyntaxError, SchemaError,
     RecursionError,
 )  # fmt: skip
-"""What wrong metadata raise; `SyntaxError` is from `numpy.dtype`."""
+"""The errors that wrong metadata raise; `SyntaxError` is from `numpy.dtype`."""
 
 
 VARYING = "only zarr reads elements of varying length"
@@ -75,7 +75,7 @@ Codec = tuple[str, Mapping[str, Any]]
 
 
 Sharding = tuple[bool, bool]
-"""Whether the index of a shard is at its start, and whether it ends in a CRC-32C."""
+"""True if the index of a shard is at its start, and if it ends in a CRC-32C."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class ArrayMeta:
 
     @property
     def raw(self) -> bool:
-        """Whether the bytes of a file are rows one after another."""
+        """True if the bytes of a file are rows one after another."""
         rows = tuple(max(1, n) for n in self.shape[1:])
         rows_only = bool(self.shape) and self.grid[1:] == self.chunk[1:] == rows
         return rows_only and not (self.filters or self.unlocated)
@@ -186,7 +186,7 @@ def _document(store: Store, key: str) -> dict[str, Any] | None:
     data = store.document(key)
     document = None if data is None else json.loads(data)
     if not isinstance(document, dict | None):
-        raise FormatError("the metadata is no JSON object")
+        raise FormatError("the metadata is not a JSON object")
     return document
 
 

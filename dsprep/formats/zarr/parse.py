@@ -35,7 +35,7 @@ OME_FIX = (
     "name a level, such as --field 0, with --sample-axis none or first; or the images of a plate, "
     "a sample each: 'PLATE/*/*/*/0' --sample-axis none"
 )
-"""What OME-NGFF 0.4 and 0.5 state of images, and how they are read."""
+"""Attributes of OME-NGFF 0.4 and 0.5, and the way to read such images."""
 
 
 def open_zarr(path: Path, options: OpenOptions) -> LocatedSource:
@@ -72,7 +72,7 @@ def parse(store: Store, options: OpenOptions) -> Parsed:
         path,
         stated=stated,
         own=bool(order),
-        marked={n: (a[KIND], _capacity(a)) for n, a in groups.items() if KIND in a},
+        marked={n: (a[KIND], a.get(CAPACITY, 0)) for n, a in groups.items() if KIND in a},
         refused=refused,
     )
     fields, notes, single = dict[str, AnyField](), [*axis.notes], axis.whole_file
@@ -108,26 +108,21 @@ def parse(store: Store, options: OpenOptions) -> Parsed:
 
 def _opened(store: Store, nodes: Arrays, order: list[str]) -> dict[str, StoredArray]:
     """Return the arrays, those of fields that dsprep wrote first, in their order."""
-    places = {name: i for i, name in enumerate(order)}
+    numbers = {name: i for i, name in enumerate(order)}
     arrays = {
         n or ROOT_NAME: StoredArray(m, store) for n, m in nodes.items() if isinstance(m, ArrayMeta)
     }
 
     def place(name: str) -> tuple[int, str]:
-        return places.get(name.rpartition("/")[0], places.get(name, len(order))), name
+        return numbers.get(name.rpartition("/")[0], numbers.get(name, len(order))), name
 
     for name, array in arrays.items():
         array.complete = place(name)[0] < len(order) and not array.meta.vlen
     return {name: arrays[name] for name in sorted(arrays, key=place)}
 
 
-def _capacity(attrs: Attrs) -> int:
-    capacity = attrs.get(CAPACITY, 0)
-    return max(0, capacity) if isinstance(capacity, int) else 0
-
-
 def _state(arrays: Mapping[str, StoredArray], groups: Groups, own: bool) -> Stated:
-    """Return what the store states about its arrays; dsprep's own: only what is no field."""
+    """Return what the store states about its arrays; dsprep's own: only what is not a field."""
     stated = Stated()
     if own:
         static = groups[""].get(STATIC)

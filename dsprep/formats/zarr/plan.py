@@ -1,4 +1,4 @@
-"""How many samples go into a chunk, and how many into a file.
+"""The numbers of samples in a chunk, and in a file.
 
 A reader that knows only Zarr has to read, and decompress, the whole chunk of a sample it wants;
 every chunk costs it some 100 us. So a chunk of a shard is `CHUNK` bytes: small enough that a
@@ -34,7 +34,7 @@ MAX_CHUNKS = 1 << 16
 """Chunks in a shard at most: readers load its index, 16 bytes a chunk, before its first value."""
 
 SMALLEST = 64
-"""Where samples are compressed, a field with less than 1/64 of the largest one's bytes gets
+"""If samples are compressed, a field with less than 1/64 of the largest one's bytes gets
 files of its own length, lest every 64 MiB of images made a file of 500 bytes of labels."""
 
 

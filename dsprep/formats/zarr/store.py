@@ -40,7 +40,7 @@ KEPT = 8
 
 
 def is_number(name: str) -> bool:
-    """Whether `name` is a number as the keys of chunks have it: no sign, no leading zeros."""
+    """Return whether a name is a number as keys of chunks have it: no sign, no leading zeros."""
     plain = name.isascii() and name.isdecimal() and len(name) < 20
     return plain and (name == "0" or name[0] != "0")
 
@@ -85,7 +85,7 @@ class Directory:
         """Yield ``(name, offset, nbytes)`` of all that is `depth` folders below `folder`.
 
         The name is what follows `folder` in the key. Its bytes begin at ``offset`` of a file of
-        their own, or of the ZIP file; ``nbytes`` is -1 where they are no plain bytes.
+        their own, or of the ZIP file; ``nbytes`` is -1 where they are not plain bytes.
         """
         try:
             for entry in scan(self.path / folder):

@@ -29,14 +29,14 @@ UNIX = 3 << 8
 MODE = 0o100644 << 16
 
 CRC32_END = 18
-"""Where the CRC-32 ends in a local header."""
+"""The end of the CRC-32 in a local header."""
 
 Member = tuple[str, int, int, int]
 """Name, bytes, CRC-32, and the offset of the bytes."""
 
 
 def is_zip(path: Path) -> bool:
-    """Whether an output of this name is a ZIP file; ``out.zarr.zip.part`` is one in the making."""
+    """Return whether an output is a ZIP file; ``out.zarr.zip.part`` is one in the making."""
     return ".zip" in path.suffixes
 
 
