@@ -156,5 +156,5 @@ def _evaluate(head: bytes) -> tuple[tuple[int, ...], bool, DType]:
         raise ValueError("other values")
     if type(shape) is not tuple or any(type(n) is not int for n in shape):
         raise ValueError("other values")
-    dtype = np.lib.format.descr_to_dtype(descr)
+    dtype = np.lib.format.descr_to_dtype(descr)  # type: ignore[arg-type]
     return shape, fortran, dtype if dtype.hasobject else decode_dtype(encode_dtype(dtype))
