@@ -47,7 +47,7 @@ def _no_waiting_for_the_disk():
         for name in ("fsync", "fdatasync"):
             patch.setattr(os, name, lambda fd: os.fstat(fd) and None)
         # nor does anybody complete a sidecar that a test has damaged
-        patch.setattr("dsprep.sidecar.spec.PAUSES", (0.0,) * 4)
+        patch.setattr("dsprep.reader.data.PAUSES", (0.0,) * 4)
         yield
 
 

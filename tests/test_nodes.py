@@ -16,12 +16,10 @@ from test_changes import COUNT, SCHEMA, made
 
 import dsprep
 from dsprep.errors import TargetError
-from dsprep.sidecar import spec
-from dsprep.sidecar.spec import Content, sidecar_path
+from dsprep.sidecar.spec import Content
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage import nodes
 from dsprep.storage.identity import Identity
-from dsprep.storage.local import LocalFile
 from dsprep.storage.nodes import wait_for
 from dsprep.storage.trees import data_files
 from dsprep.writing import staging
@@ -105,23 +103,6 @@ def test_a_sidecar_holds_where_times_are_cut(format, tmp_path):
     for file in data_files(path):
         os.utime(file, (file.stat().st_mtime_ns // 10**9,) * 2)
     assert_used(path)
-
-
-def test_a_sidecar_that_is_seen_too_short(tmp_path, monkeypatch):
-    """It has just replaced a shorter one, of which the client has kept the size."""
-    (path,) = made("lmdb", tmp_path / "one", 1, 1, beside=True)
-    real, times = LocalFile.pread, []
-
-    def pread(self, nbytes, offset):
-        data = real(self, nbytes, offset)
-        if self.path.name.endswith(".json") and len(times) < 2:
-            times.append(self)
-            return data[: len(data) // 2]
-        return data
-
-    monkeypatch.setattr(LocalFile, "pread", pread)
-    assert spec.read(sidecar_path(path)).samples == COUNT
-    assert len(times) == 2
 
 
 # --- what is found again -------------------------------------------------------------------------

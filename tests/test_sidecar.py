@@ -183,7 +183,6 @@ GOOD = Content("hdf5", SCHEMA, (FileEntry("a", 1, Identity(2)),)).to_json()
     ],
 )
 def test_damage_is_one_clear_error(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(spec, "PAUSES", (0.0,))
     (tmp_path / "x").write_bytes(text)
     fails(lambda: spec.read(tmp_path / "x"), FormatError, "sidecar")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -49,7 +50,7 @@ Exit status: 0 fine, 1 a problem, 2 wrong usage.
 
 _AT_ONCE = 1 << 14  # extents that are printed together
 
-USING = "Use the sidecar (all but --check write it first if there is none)"
+USING = "Use the sidecar (all but --check make it in memory if there is none)"
 
 
 @opt.command(EPILOG)
@@ -177,15 +178,13 @@ def _files(count: int) -> str:
 
 
 def _existing(paths: list[str], reading: OpenOptions, out: Path | None, json: bool) -> Sidecar:
-    """Return the sidecar that is there, or is written for this."""
+    """Return the sidecar that is there, or is made for this."""
     from dsprep.verbs.find import find_or_make
 
     with count_bar("provenance", not json) as update:
-        opened, written = find_or_make(paths, reading, out, update)
-    if isinstance(written, Exception):
-        note(f"there is no sidecar; it is made in memory each time: {written}")
-    elif written is not None:
-        remark(f"there was no sidecar; wrote {written}")
+        opened, kept = find_or_make(paths, reading, out, update)
+    if not kept:
+        remark(f"there is no sidecar; dsprep provenance {shlex.join(paths)} keeps one")
     return opened
 
 
@@ -320,8 +319,6 @@ def _print_problems(problems: list[DsprepError], paths: list[str], full: bool) -
     for problem in problems:
         say(f"problem: {problem}")
     if problems:
-        import shlex
-
         count = f"{len(problems):,} problem{'' if len(problems) == 1 else 's'}"
         say(
             f"{count}; if the data are intact, write the sidecar again with "

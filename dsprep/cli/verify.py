@@ -141,12 +141,12 @@ def report_verdict(verdict: Verdict) -> None:
 
 def verdict_json(verdict: Verdict) -> dict[str, Any]:
     """Return the verdict for other programs."""
+    counts = {"samples": [verdict.samples_a, verdict.samples_b], **vars(verdict)}
+    del counts["samples_a"], counts["samples_b"]
+    differences = [vars(difference) for difference in verdict.differences]
     return {
         "same": verdict.same,
         "complete": verdict.complete,
-        "samples": [verdict.samples_a, verdict.samples_b],
-        "compared": verdict.compared,
-        "differing": verdict.differing,
-        "problems": list(verdict.problems),
-        "differences": [vars(d) for d in verdict.differences],
+        **counts,
+        "differences": differences,
     }

@@ -32,6 +32,9 @@ from dsprep.writing.create_sidecar import locate
 Paths: TypeAlias = str | Path | Sequence[str | Path]
 """A file, a directory, a glob, ``@list.txt``, or a sequence of these."""
 
+PAUSES = (0.0, 0.1, 0.3, 1.2)
+"""Seconds in which another process that has written a companion writes its sidecar."""
+
 QUICK_NBYTES, QUICK_FILES = 4 * 10**9, 1000
 
 _noted: set[str] = set()
@@ -148,7 +151,7 @@ def _located(
             made.save(durable=False, replace=False)
         except FileExistsError:  # another process was first
             why = f"{where.name} or its companion is of others"
-            for pause in spec.PAUSES:
+            for pause in PAUSES:
                 if where.exists():
                     break
                 time.sleep(pause)  # it has written the companion, which comes first

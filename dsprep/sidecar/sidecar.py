@@ -365,17 +365,6 @@ class Sidecar:
         file = int(np.searchsorted(self._starts, sample, "right")) - 1
         return file, sample - int(self._starts[file])
 
-    def files_of(self, start: int, stop: int) -> Iterator[tuple[FileLayout, int, Ints]]:
-        """Yield ``(layout, first, numbers)`` of each file that holds some of ``start .. stop``.
-
-        `first` is the first of these samples that it holds, `numbers` are theirs in the file.
-        """
-        while start < stop:
-            file, local = self.file_of(start)
-            end = min(stop, int(self._starts[file + 1]))
-            yield self.layout(file), start, np.arange(local, local + end - start, dtype=np.int64)
-            start = end
-
     # --- locating ----------------------------------------------------------------------------
 
     def indices(self, chosen: Indices) -> Ints:

@@ -98,7 +98,6 @@ import base64
 import json
 import os
 import stat
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
@@ -114,7 +113,6 @@ from dsprep.sidecar import entries
 from dsprep.sidecar.entries import MANY, MAX_SAMPLES, FileColumns, FileEntry
 from dsprep.storage.atomic import partial_path, write_file
 from dsprep.storage.identity import Identity
-from dsprep.storage.nodes import revalidate
 from dsprep.storage.paths import all_absolute, common_path, open_file
 from dsprep.storage.trees import SIDECARS
 
@@ -122,8 +120,6 @@ VERSION, OF_ROWS = 2, 1
 """The newest version that is read; the one of sidecars that list files row by row."""
 NAMES = SIDECARS
 SUFFIX, COMPANION = NAMES
-PAUSES = (0.0, 0.1, 0.3, 1.2)
-"""Seconds before each attempt to read a sidecar that ends too early."""
 MAX_COMPANION = 8 << 30
 MAX_NBYTES = 256 << 20
 """No sidecar is larger; a larger file is not read into memory."""
@@ -347,7 +343,10 @@ def read(path: Path) -> Content:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a sidecar as JSON; `FormatError` if it is not one, or would take too much memory."""
-    text = _read_complete(path)
+    with closing(open_file(path)) as file:
+        if file.nbytes > MAX_NBYTES:
+            raise FormatError("the sidecar is too large", where=path)
+        text = file.pread(file.nbytes, 0)
     for text_mark, max_count in _MAX_COUNTS:
         count = text.count(text_mark)
         if count > max_count:
@@ -365,24 +364,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise FormatError("the sidecar is not a JSON object", where=path)
     return content
-
-
-def _read_complete(path: Path) -> bytes:
-    """Return the bytes of a sidecar, which may just have replaced a shorter one.
-
-    A client that keeps attributes ends it where the other one ended.
-    """
-    data = b""
-    for pause in PAUSES:
-        time.sleep(pause)
-        with closing(open_file(path)) as file:
-            if file.nbytes > MAX_NBYTES:
-                raise FormatError("the sidecar is too large", where=path)
-            data = file.pread(file.nbytes, 0)
-        if data.rstrip().endswith(b"}"):
-            break
-        revalidate(path)
-    return data
 
 
 def write(

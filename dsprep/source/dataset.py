@@ -155,7 +155,10 @@ def _open(
         # Fields that options renamed, left out or took apart are not those of the files.
         hint = None if known is None or known[0].reading else known[0].schema
         marks = identities_of(names) if marked else ()
-        some = names if inspected is None or len(names) <= MANY else _spread(names, inspected)
+        some = names
+        if inspected is not None and len(names) > MANY:  # some of the first ones, and of all
+            spread = np.linspace(0, len(names) - 1, LOOKED_INTO).astype(int).tolist()
+            some = [names[i] for i in sorted({*range(min(inspected, len(names))), *spread})]
         native = Dataset(format, some, options, hint, notes, progress)
         native.unopened, native.named = len(names) - len(some), tuple(map(str, named))
         native.known = marks
@@ -224,12 +227,6 @@ def _open_joined(
 
 Known: TypeAlias = tuple[spec.Content, Path, Path]
 """A valid sidecar: its content (only of the requested files), the dataset, and its path."""
-
-
-def _spread(names: Sequence[Path], first: int) -> list[Path]:
-    """Return so many of the first files, and some that are spread over all."""
-    spread = np.linspace(0, len(names) - 1, LOOKED_INTO).astype(int).tolist()
-    return [names[i] for i in sorted({*range(min(first, len(names))), *spread})]
 
 
 def find_sidecar(names: Sequence[Path], at: Path | None, whole: Path | None = None) -> Known | None:

@@ -90,8 +90,8 @@ class SidecarSource(Source):
         """Return the rows of a ragged field in each sample, None if the laws do not give them."""
         field = self.sidecar.schema[self._names[name]]
         parts = [np.zeros(0, np.int64)]
-        for layout, _, part in self.sidecar.files_of(start, stop):
-            sizes = sizes_of(layout, field, part)
+        for number, _, part in self.sidecar.by_file(np.arange(start, stop, dtype=np.int64)):
+            sizes = sizes_of(self.sidecar.layout(number), field, part)
             if sizes is None:
                 return None
             parts.append(sizes // max(1, field.row_nbytes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -35,14 +34,12 @@ def with_static(schema: Schema, source: Source, target: Format) -> tuple[Schema,
     }
     lost = [name for name in arrays if name not in kept]
     note = f"left out {listed(lost)}: not the same in all files, or too large for {target.name}"
-    static = (array for name, array in kept.items() if not _is_in_the_way(name, schema.names))
+    static = [
+        array
+        for name, array in kept.items()  # none has the place of a field, or of a group around it
+        if not any(f"{f}/".startswith(f"{name}/") or name.startswith(f"{f}/") for f in schema.names)
+    ]
     return replace(schema, static=tuple(static)), (note,) * bool(lost)
-
-
-def _is_in_the_way(name: str, fields: Iterable[str]) -> bool:
-    """Whether an array has the place of a field, or of a group around it."""
-    inside = f"{name}/"
-    return any(f == name or f.startswith(inside) or name.startswith(f"{f}/") for f in fields)
 
 
 def _found(source: Source) -> dict[str, StaticArray | None]:

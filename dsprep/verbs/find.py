@@ -12,7 +12,6 @@ from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.dataset import find_sidecar
 from dsprep.source.files import find_files
 from dsprep.verbs.provenance import provenance
-from dsprep.writing.create_sidecar import ReadOnlyError
 from dsprep.writing.plan import parse_range
 
 
@@ -66,10 +65,8 @@ def find_or_make(
     options: OpenOptions,
     at: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> tuple[Sidecar, Path | ReadOnlyError | None]:
-    """Return the valid sidecar of a dataset, which is written if there is none, and where.
-
-    Where it cannot be written it is only made; then the error comes in place of the path.
+) -> tuple[Sidecar, bool]:
+    """Return the valid sidecar of a dataset, in memory if there is none, and whether there is one.
 
     Parameters
     ----------
@@ -83,18 +80,12 @@ def find_or_make(
     DsprepError, OSError
         As `find` and `provenance` raise them.
     """
-    existing = find(paths, options, at)
-    if existing is not None:
-        return existing, None
+    if (existing := find(paths, options, at)) is not None:
+        return existing, True
     unchanged = all(s.name == s.path and s.dtype is None and not s.index for s in options.fields)
     options = replace(options, fields=()) if unchanged else options
     made = provenance(paths, options, out=at, write=False, progress=progress)
-    opened = Sidecar(made.content, made.dataset, made.path, made.companion)
-    try:
-        made.save()
-    except ReadOnlyError as error:
-        return opened, error
-    return opened, made.path
+    return Sidecar(made.content, made.dataset, made.path, made.companion), False
 
 
 def unlocated(opened: Sidecar) -> dict[str, str]:

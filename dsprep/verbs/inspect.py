@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from dsprep.sidecar.spec import encode_attr
 from dsprep.source.dataset import check_opened
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage.paths import StorePath
+from dsprep.writing.plan import pieces
 
 SAMPLED, SAMPLED_STORED = 256, 32
 """Samples read for the statistics of ragged fields in large datasets: of files, and of an object
@@ -296,12 +296,9 @@ def ragged_lengths(source: Source, limit: int) -> dict[str, Lengths]:
     sizes = source.sizes(0, count) if count <= EXACT else None
     exact = sizes is not None and int(sizes.sum()) <= (TOGETHER_NBYTES if stored else 64 << 20)
     looked_at = count if exact else min(count, SAMPLED_STORED if stored else SAMPLED)
-    if exact and sizes is not None:
-        pieces = np.cumsum(sizes) // max(1, min(TOGETHER_NBYTES, limit // (2 * COPIES)))
-        cuts = [0, *(np.flatnonzero(np.diff(pieces)) + 1).tolist(), count]
-        parts = list(pairwise(cuts))
-    else:
-        parts = [(i, i + 1) for i in (np.arange(looked_at) * count // looked_at).tolist()]
+    parts = [(i, i + 1) for i in (np.arange(looked_at) * count // looked_at).tolist()]
+    if exact:
+        parts = [*pieces(source, target=max(1, min(TOGETHER_NBYTES, limit // (2 * COPIES))))]
     for start, stop in parts:
         columns = _some(source, start, stop, limit).items()
         batch_lengths = {

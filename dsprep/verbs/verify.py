@@ -176,7 +176,10 @@ def verify(
             results = (r for _, r in executors.run(pool, work, ranges, lambda: 2 * workers))
         else:
             together = iter(lambda: tuple(itertools.islice(ranges, RANGES)), ())
-            tasks = (_task(a, b, limit, some) for some in together)
+            tasks = (
+                (*a.part(some[0][0], some[-1][1]), *b.part(some[0][0], some[-1][1]), limit, some)
+                for some in together
+            )
             results = (r for _, r in executors.run(executor, _compare, tasks))
         for count, size, first, bad in results:
             if executor is not None:  # they had only the files that they needed
@@ -265,15 +268,9 @@ class _Comparing:
     """Two sources, compared by threads; sample `first` of all is the first of each of them."""
 
     def __init__(
-        self,
-        a: Source,
-        b: Source,
-        limit: int,
-        first_a: int = 0,
-        first_b: int = 0,
+        self, a: Source, b: Source, limit: int, first_a: int = 0, first_b: int = 0
     ) -> None:
-        self._a, self._b, self._limit = a, b, limit
-        self._schema = a.schema
+        self._a, self._b, self._limit, self._schema = a, b, limit, a.schema
         self._first_a, self._first_b = first_a, first_b
         self._local = threading.local()
 
@@ -304,37 +301,20 @@ class _Comparing:
         raise AssertionError("the sample does not differ")
 
 
-@dataclass(frozen=True)
-class _Task:
-    """Ranges of two sources as they travel; `first_a`, `first_b`: the parts' first samples."""
-
-    a: Opening
-    first_a: int
-    b: Opening
-    first_b: int
-    limit: int
-    ranges: tuple[tuple[int, int], ...]
+Task: TypeAlias = tuple[Opening, int, Opening, int, int, tuple[tuple[int, int], ...]]
+"""Two sources as they travel, each with its first sample, a limit, and ranges."""
 
 
-def _task(
-    a: Source,
-    b: Source,
-    limit: int,
-    ranges: tuple[tuple[int, int], ...],
-) -> _Task:
-    start, stop = ranges[0][0], ranges[-1][1]
-    return _Task(*a.part(start, stop), *b.part(start, stop), limit, ranges)
-
-
-def _compare(task: _Task) -> Compared:
+def _compare(task: Task) -> Compared:
+    open_a, first_a, open_b, first_b, limit, ranges = task
     samples = nbytes = differing = 0
     differences: list[Difference] = []
-    with task.a() as a, task.b() as b:
-        comparing = _Comparing(a, b, task.limit, task.first_a, task.first_b)
-        for bounds in task.ranges:
+    with open_a() as a, open_b() as b:
+        comparing = _Comparing(a, b, limit, first_a, first_b)
+        for bounds in ranges:
             count, size, first, bad = comparing.range(bounds)
             samples, nbytes, differing = samples + count, nbytes + size, differing + bad
-            differences += first[: task.limit - len(differences)]
+            differences += first[: limit - len(differences)]
     return samples, nbytes, differences, differing
 
 

@@ -95,7 +95,7 @@ def _write_all(outputs: Outputs, beside: Path, out: Path | None) -> list[Path]:
         raise UsageError(
             f"the export has {len(outputs)} files", found=out, fix="name a directory that exists"
         )
-    _refuse_existing(paths, out is not None)
+    _refuse_existing(paths)
     temporary = [p.with_name(f".{p.name}.{secrets.token_hex(4)}.tmp") for p in paths]
     try:
         for path, content in zip(temporary, outputs.values(), strict=True):
@@ -104,7 +104,7 @@ def _write_all(outputs: Outputs, beside: Path, out: Path | None) -> list[Path]:
                 file.writelines(content())
                 file.flush()
                 sync(file.fileno())
-        _refuse_existing(paths, out is not None)
+        _refuse_existing(paths)
         for a, b in zip(temporary, paths, strict=True):
             a.replace(b)
     finally:
@@ -115,15 +115,14 @@ def _write_all(outputs: Outputs, beside: Path, out: Path | None) -> list[Path]:
     return paths
 
 
-def _refuse_existing(paths: Sequence[Path], chosen: bool) -> None:
+def _refuse_existing(paths: Sequence[Path]) -> None:
     """Raise `TargetError` if a file exists: there is no way to know what wrote it."""
     for path in paths:
         if path.is_dir() or os.path.lexists(path):
-            ours = "" if chosen else ", or remove this one if it is an earlier export"
             raise TargetError(
                 "a file of this name is there already, and is not replaced",
                 where=path,
-                fix=f"choose another name with --out{ours}",
+                fix="remove it if it is an earlier export, or choose another name with --out",
             )
 
 
