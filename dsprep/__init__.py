@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from dsprep.reader.cached import Cache as Cache
     from dsprep.reader.each import each as each
     from dsprep.reader.loader import Reader as Reader
+    from dsprep.reader.mini_epochs import MiniEpochs as MiniEpochs
     from dsprep.reader.mix import Mix as Mix
     from dsprep.reader.pack import pack as pack
     from dsprep.reader.pack import pad as pad
@@ -109,6 +110,7 @@ _NAMES = {
     "formats.base": ("Source",),
     "formats.options": ("Compression", "OpenOptions", "WriteOptions"),
     "reader.cached": ("Cache",),
+    "reader.mini_epochs": ("MiniEpochs",),
     "reader.each": ("each",),
     "reader.loader": ("Reader",),
     "reader.mix": ("Mix",),

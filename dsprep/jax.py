@@ -1,7 +1,7 @@
 """Batches as JAX arrays: `Batches`, put on the devices while the batch before is computed.
 
 >>> from dsprep.jax import Batches
->>> batches = Batches("train.h5", 256, drop_last=True)  # doctest: +SKIP
+>>> batches = Batches("train.h5", 256, remainder="drop")  # doctest: +SKIP
 >>> for batch in batches:  # doctest: +SKIP
 ...     state = step(state, batch["x"], batch["y"])
 
@@ -9,7 +9,7 @@ Over all devices of all processes, each of which reads its part of the global ba
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
     sharding = NamedSharding(mesh, PartitionSpec("data"))
-    Batches(path, 256, drop_last=True, sharding=sharding)
+    Batches(path, 256, remainder="drop", sharding=sharding)
 
 Memory: on the CPU, JAX uses the memory that ``preadv`` filled, without a copy, and holds it as
 long as the array exists; on other devices until the copy is done. Either way the reader fills it
@@ -97,7 +97,7 @@ class Batches(ReaderLoops[B]):
         if self.reader.remainder == "ragged" and self._global():
             raise UsageError(
                 "arrays over several processes need batches of the same size",
-                fix="give drop_last=True or pad=True",
+                fix='give remainder="drop" or remainder="pad"',
             )
 
     def _global(self) -> bool:

@@ -5,14 +5,14 @@ shares memory that is aligned, as that of the reader is) and holds them as long 
 them exists. Parsing, shuffling, batching and interleaving in TensorFlow are not needed.
 
 >>> from dsprep.tf import dataset
->>> data = dataset("train.h5", 256, drop_last=True)  # doctest: +SKIP
+>>> data = dataset("train.h5", 256, remainder="drop")  # doctest: +SKIP
 >>> model.fit(data, epochs=10, shuffle=False)  # doctest: +SKIP
 
 With ``tf.distribute``::
 
     strategy.distribute_datasets_from_function(
         lambda context: dataset(
-            path, 256, drop_last=True, rank=context.input_pipeline_id,
+            path, 256, remainder="drop", rank=context.input_pipeline_id,
             world_size=context.num_input_pipelines,
         )
     )
@@ -56,7 +56,8 @@ def dataset(
 
     A batch is a dict of field name to ``tf.Tensor`` of shape ``(n, *shape)``, or to
     ``tf.RaggedTensor``; `bytes`, `str` (UTF-8), ``S`` and ``U`` fields are ``tf.string``. With
-    `drop_last` or `pad`, ``n`` is the batch size and known in advance, else it is None.
+    a `remainder` of ``"drop"`` or ``"pad"``, ``n`` is the batch size and known in advance, else it
+    is None.
 
     Each iteration over the dataset reads one epoch, the next iteration the next epoch, also after
     one that is left early. Iterations at the same time are independent. ``len`` is the number of

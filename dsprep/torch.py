@@ -3,7 +3,7 @@
 The tensors share memory with what ``preadv`` filled: nothing is copied on the CPU.
 
 >>> from dsprep.torch import Batches
->>> batches = Batches("train.h5", 256, drop_last=True, epochs=10)  # doctest: +SKIP
+>>> batches = Batches("train.h5", 256, remainder="drop", epochs=10)  # doctest: +SKIP
 >>> for epoch in range(10):  # doctest: +SKIP
 ...     for batch in batches:
 ...         loss = model(batch["x"], batch["y"])

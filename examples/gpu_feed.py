@@ -164,7 +164,7 @@ def measure(torch, path: Path, options: argparse.Namespace) -> dict[str, float]:
     from dsprep.torch import Batches
 
     device = torch.device("cuda", torch.cuda.current_device())
-    arguments = {"batch_size": options.batch_size, "device": device, "drop_last": True}
+    arguments = {"batch_size": options.batch_size, "device": device, "remainder": "drop"}
     found = {"pinned": copies(torch, device)}
     read_all(path, options.threads)
     found["read_warm"] = max(read_all(path, options.threads) for _ in range(3))

@@ -120,7 +120,8 @@ def cells(
             if not recompose and (parts == 1 or repeats >= epochs):
                 yield "-"  # parts are drawn once: there is no difference
                 continue
-            reading = {"mini_epochs": parts, "repeats": repeats, "recompose": recompose}
+            cut = dsprep.MiniEpochs(parts, recompose=recompose)
+            reading = {"mini_epochs": cut, "repeats": repeats}
             found = np.array(
                 [
                     train(path, other, seed, epochs, batch_size=batch, **reading)

@@ -71,7 +71,7 @@ def train(
 ) -> Run:
     """Train from the beginning, or from a checkpoint; save one after some of the steps."""
     torch.manual_seed(0)
-    order = {"seed": 1, "drop_last": True, "epochs": epochs}
+    order = {"seed": 1, "remainder": "drop", "epochs": epochs}
     batches = Batches(path, batch_size, device=device, cache=cache, **order)
     volume, values = (batches.reader.schema[name] for name in ("3Dmap", "unitPar"))
     model = network(volume.shape[-1], values.shape[0]).to(device)
@@ -147,7 +147,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path = make(folder, options.samples, options.scale)
-        with dsprep.Reader(path, options.batch_size, drop_last=True) as reader:
+        with dsprep.Reader(path, options.batch_size, remainder="drop") as reader:
             steps = len(reader)
         half = steps * (options.epochs - 1) + steps // 2  # in the middle of the last epoch
         arguments = path, options.batch_size, options.epochs, options.device

@@ -95,7 +95,7 @@ def main() -> None:
     everywhere = NamedSharding(mesh, PartitionSpec())
     with tempfile.TemporaryDirectory() as name:
         path = make(Path(name), options.samples, options.scale)
-        arguments = {"drop_last": True, "seed": 1, "fields": FIELDS, "sharding": sharding}
+        arguments = {"remainder": "drop", "seed": 1, "fields": FIELDS, "sharding": sharding}
         batches = Batches(path, options.batch_size, **arguments)
         frames, values = (batches.reader.schema[field] for field in FIELDS)
         steps = len(batches)

@@ -70,7 +70,7 @@ def train(
 ) -> Run:
     """Train from the beginning, or from a checkpoint; save one after some of the steps."""
     torch.manual_seed(0)
-    batches = Batches(path, batch_size, seed=1, drop_last=True, device=device, epochs=epochs)
+    batches = Batches(path, batch_size, seed=1, remainder="drop", device=device, epochs=epochs)
     traces, values = (batches.reader.schema[name] for name in ("train_frames", "train_unit_par"))
     model = network(traces.shape[-1], values.shape[0]).to(device)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
@@ -142,7 +142,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path = make(folder, options.samples, options.scale)
-        with dsprep.Reader(path, options.batch_size, drop_last=True) as reader:
+        with dsprep.Reader(path, options.batch_size, remainder="drop") as reader:
             steps = len(reader)
         half = steps * (options.epochs - 1) + steps // 2  # in the middle of the last epoch
         arguments = path, options.batch_size, options.epochs, options.device

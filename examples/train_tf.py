@@ -61,7 +61,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         path = make(Path(name), options.samples, options.scale)
-        arguments = {"drop_last": True, "seed": 1, "fields": FIELDS}
+        arguments = {"remainder": "drop", "seed": 1, "fields": FIELDS}
         data = dataset(path, options.batch_size, **arguments)
         steps, spec = len(data), data.element_spec
         model = network(*(spec[field] for field in FIELDS))

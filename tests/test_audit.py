@@ -125,7 +125,7 @@ def test_it_counts_what_readers_deliver(root):
     found = dsprep.audit(path, 2, 9, remainder="pad", **cut)
     times = np.zeros((len(found.epochs), N), int)
     for rank in range(2):
-        with dsprep.Reader(path, 9, pad=True, rank=rank, world_size=2, **cut) as reader:
+        with dsprep.Reader(path, 9, remainder="pad", rank=rank, world_size=2, **cut) as reader:
             for each, count in zip(found.epochs, times, strict=True):
                 assert reader.mini_epoch == each.mini_epoch
                 assert len(reader) == each.runs[0].steps

@@ -80,6 +80,9 @@ def datasets(tmp_path_factory):
 def both(path: Path, cache: Path, batch_size: int = 8, **options: Any):
     """A Reader without and one with a cache."""
     tier = dsprep.Cache(cache, policy=options.pop("policy", None))
+    cut = {n: options.pop(n) for n in ("recompose", "pools") if n in options}
+    if cut:
+        options["mini_epochs"] = dsprep.MiniEpochs(options["mini_epochs"], **cut)
     with (
         dsprep.Reader(path, batch_size, **options) as plain,
         dsprep.Reader(path, batch_size, cache=tier, **options) as cached,
@@ -172,16 +175,16 @@ OPTIONS = {
     "global": {"shuffle": "global"},
     "none": {"shuffle": "none", "io_threads": 3},
     "mixed": {"buffers_mixed": 3, "buffers": 3},
-    "drop": {"drop_last": True, "batch_size": 7},
-    "pad": {"pad": True, "batch_size": 30},
+    "drop": {"remainder": "drop", "batch_size": 7},
+    "pad": {"remainder": "pad", "batch_size": 30},
     "large": {"buffer_size": 40, "batch_size": 3, "transfer_size": 5000},
     "direct": {"engine": "direct"},
-    "transform": {"transform": double, "transform_threads": 2},
+    "transform": {"transform": double, "io_threads": 2},
     "one buffer": {"buffers": 1, "io_threads": 1, "seed": 7},
     "mini-epochs": {"mini_epochs": 3, "repeats": 2, "epochs": 2},
     "mini-epochs, global": {"mini_epochs": 3, "repeats": (1, 3), "epochs": 2, "shuffle": "global"},
     "mini-epochs, kept": {"mini_epochs": 3, "repeats": 2, "policy": "epoch", "epochs": 2},
-    "fixed split": {"mini_epochs": 3, "repeats": 2, "recompose": False, "epochs": 2},
+    "fixed split": {"mini_epochs": 3, "repeats": 2, "epochs": 2, "recompose": False},
 }
 
 

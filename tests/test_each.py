@@ -235,7 +235,7 @@ def test_collate_takes_samples(data: Path) -> None:
         expected = list(plain)
     noise = []
     for threads in (1, 4):
-        with dsprep.Reader(data, 16, seed=3, collate=gathered, transform_threads=threads) as reader:
+        with dsprep.Reader(data, 16, seed=3, collate=gathered, io_threads=threads) as reader:
             found = list(reader)
         noise.append([batch["noise"] for batch in found])
         for batch, before in zip(found, expected, strict=True):

@@ -118,7 +118,7 @@ try:
     Batches(path, 8, sharding=sharding)
 except UsageError as error:
     assert "same size" in str(error)
-batches = Batches(path, 8, sharding=sharding, drop_last=True)
+batches = Batches(path, 8, sharding=sharding, remainder="drop")
 assert (batches.reader.rank_info.rank, batches.reader.rank_info.world_size) == (rank, 2)
 for batch in batches:
     assert batch["x"].shape == (16, 8, 4)
@@ -126,7 +126,7 @@ for batch in batches:
     for shard in batch["label"].addressable_shards:
         print(*np.asarray(shard.data).tolist(), flush=True)
 try:
-    next(iter(Batches(ragged, 8, sharding=sharding, drop_last=True)))
+    next(iter(Batches(ragged, 8, sharding=sharding, remainder="drop")))
 except UsageError as error:
     assert "shared out" in str(error)
 """
@@ -158,7 +158,7 @@ def test_global_arrays_of_two_processes_with_two_devices_each(plain, mixed, tmp_
     for each, (_, err) in zip(ranks, done, strict=True):
         assert each.returncode == 0, err
     for rank, (out, _) in enumerate(done):
-        with dsprep.Reader(plain[0], 8, rank=rank, world_size=2, drop_last=True) as reader:
+        with dsprep.Reader(plain[0], 8, rank=rank, world_size=2, remainder="drop") as reader:
             expected = [b["label"].tolist() for b in reader]
         rows = [[int(word) for word in line.split()] for line in out.splitlines()]
         assert [a + b for a, b in zip(rows[::2], rows[1::2], strict=True)] == expected

@@ -261,7 +261,7 @@ def test_reader(data):
 @pytest.mark.parametrize(
     ("ranks", "batch", "policy"),
     [
-        *[(1, 7, {}), (3, 4, {}), (3, 4, {"pad": True}), (3, 2, {"drop_last": True})],
+        *[(1, 7, {}), (3, 4, {}), (3, 4, {"remainder": "pad"}), (3, 2, {"remainder": "drop"})],
     ],
 )
 def test_reader_continues(data, ranks, batch, policy):
@@ -288,7 +288,7 @@ def test_reader_continues(data, ranks, batch, policy):
     assert len(steps) == 1
     if policy:
         assert len(rest) == ranks * batch * steps.pop()
-    if "drop_last" in policy:
+    if "drop" in policy.values():
         assert len({*seen, *rest}) == len(seen + rest)
         assert {*seen, *rest} <= {*whole}
         assert len(whole) - len(seen + rest) == (len(whole) - len(seen)) % (ranks * batch)
@@ -307,7 +307,7 @@ def test_reading_ahead_ends_with_the_last_epoch(data):
 @pytest.mark.parametrize(
     "wrong",
     [{"mini_epochs": 0}, {"mini_epochs": 41}, {"repeats": 2}]
-    + [{"mini_epochs": 40, "batch_size": 11, "drop_last": True}]
+    + [{"mini_epochs": 40, "batch_size": 11, "remainder": "drop"}]
     + [{"mini_epochs": 2, "repeats": r} for r in (0, (), (1, 0), "3", 1.5, lambda part: 2)],
 )
 def test_what_makes_no_sense(data, wrong):

@@ -119,8 +119,8 @@ EACH = dsprep.each(drawn, {"drawn": ("f8", (2,))})
     ("k", "options"),
     [
         (1, {}),
-        (2, {"drop_last": True}),
-        (3, {"pad": True, "shuffle": "global"}),
+        (2, {"remainder": "drop"}),
+        (3, {"remainder": "pad", "shuffle": "global"}),
         (2, {"transform": EACH}),
         (1, {"path": MIXED}),
     ],
@@ -191,7 +191,9 @@ def test_resume_at_any_step(ranks):
     reader.close()
 
 
-@pytest.mark.parametrize("options", [{}, {"pad": True, "shuffle": "global"}, {"drop_last": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"remainder": "pad", "shuffle": "global"}, {"remainder": "drop"}]
+)
 def test_mini_epochs(options, ranks):
     """Every pass of two epochs; the last one continues in its middle."""
     cut = {"mini_epochs": 3, "repeats": RISING, "buffer_size": 20, "batch_size": 8}
@@ -253,7 +255,7 @@ def test_a_transform_is_applied_here(ranks):
         here.append(threading.current_thread().name)
         return len(batch["y"])
 
-    sizes = list(node_ranks.make(1, transform=transform, transform_threads=2))
+    sizes = list(node_ranks.make(1, transform=transform, io_threads=2))
     assert sum(sizes) == 102
     assert len(here) == len(sizes)
 

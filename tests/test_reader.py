@@ -89,12 +89,12 @@ class Setting:
         )
 
     def readers(self, path: Path, **more: Any) -> list[dsprep.Reader]:
-        options = {k: v for k, v in vars(self).items() if k != "policy"} | more
+        options = {**vars(self), **more}
+        options["remainder"] = options.pop("policy")
         with dsprep.Sidecar.open(path) as sidecar:  # only groups have checksums
             numbers = [i for i, f in enumerate(sidecar.content.files) if f.samples]
             options["verify"] &= all(sidecar.layout(i).groups is not None for i in numbers)
-        policy = {"drop": {"drop_last": True}, "pad": {"pad": True}}.get(self.policy, {})
-        return [dsprep.Reader(path, rank=r, **policy, **options) for r in range(self.world_size)]
+        return [dsprep.Reader(path, rank=r, **options) for r in range(self.world_size)]
 
 
 def keys(batch: Batch, schema: Schema) -> list[bytes]:
@@ -513,7 +513,7 @@ def test_between_loops_the_next_epoch_is_read(tmp_path):
     assert not [t for t in threading.enumerate() if t.name.startswith("dsprep-")]
 
 
-@pytest.mark.parametrize("policy", [{}, {"drop_last": True}, {"pad": True}])
+@pytest.mark.parametrize("policy", [{}, {"remainder": "drop"}, {"remainder": "pad"}])
 def test_each_batch_comes_from_another_reader(policy, tmp_path):
     path = dataset(tmp_path, "hdf5", MIXED, 60)[0]
     options: dict[str, Any] = {"buffer_size": 20, "rank": 1, "world_size": 2, **policy}
@@ -640,7 +640,7 @@ def test_states_of_others_are_refused(tmp_path):
         {"shuffle": "global"},
         {"buffer_size": 11},
         {"buffers_mixed": 2},
-        {"pad": True},
+        {"remainder": "pad"},
         {"path": other},
     ):
         with dsprep.Reader(**{"path": path, **base, **changed}) as reader:
@@ -713,7 +713,6 @@ def test_wrong_usage_is_told_at_once(tmp_path):
         "io_threads": [0],
         "transfer_size": [0, -1, "big"],
         "transform": [5],
-        "transform_threads": [0],
         "seed": ["x", 1.5],
         "shuffle": ["yes"],
         "engine": ["warp", "auto"],
@@ -723,8 +722,8 @@ def test_wrong_usage_is_told_at_once(tmp_path):
     }
     wrong: list[dict[str, Any]] = [{k: v} for k, each in values.items() for v in each]
     wrong += [
-        {"drop_last": True, "pad": True},
-        {"drop_last": True, "batch_size": 41},
+        {"remainder": "keep"},
+        {"remainder": "drop", "batch_size": 41},
         {"rank": 2, "world_size": 2},
         {"rank": -1, "world_size": 2},
     ]

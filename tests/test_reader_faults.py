@@ -194,7 +194,7 @@ def test_a_transform_that_fails(made):
             raise ZeroDivisionError("in the transform")
         return batch["y"]
 
-    with dsprep.Reader(made["groups"], 7, transform=fails, transform_threads=2) as reader:
+    with dsprep.Reader(made["groups"], 7, transform=fails, io_threads=2) as reader:
         with pytest.raises(ZeroDivisionError):
             list(reader)
         assert threads() == 0
@@ -202,7 +202,7 @@ def test_a_transform_that_fails(made):
         expected = [b["y"].sum() for b in reader]
     for workers in (1, 4):
         with dsprep.Reader(
-            made["groups"], 7, transform=lambda b: b["y"].sum(), transform_threads=workers
+            made["groups"], 7, transform=lambda b: b["y"].sum(), io_threads=workers
         ) as reader:
             assert list(reader) == expected
             for _ in reader:

@@ -49,7 +49,7 @@ class TestTensorFlow(AdapterContract):
         return np.asarray(memoryview(x)).ctypes.data
 
 
-@pytest.mark.parametrize("policy", [{"drop_last": True}, {"pad": True}])
+@pytest.mark.parametrize("policy", [{"remainder": "drop"}, {"remainder": "pad"}])
 def test_shapes_are_static(plain, policy):
     data = dataset(plain[0], 8, **policy, **ALONE)
     assert data.element_spec == {
@@ -61,7 +61,7 @@ def test_shapes_are_static(plain, policy):
 
 
 def test_ragged_shapes_are_as_static_as_they_can_be(mixed):
-    data = dataset(mixed[0], 8, drop_last=True, **ALONE)
+    data = dataset(mixed[0], 8, remainder="drop", **ALONE)
     assert data.element_spec["points"].shape.as_list() == [8, None, 3]
     assert data.element_spec["name"] == tf.TensorSpec((8,), tf.string)
     assert len(list(data)) == 12
@@ -131,7 +131,7 @@ KNOWN = {
 }
 
 
-@pytest.mark.parametrize("policy", [{"drop_last": True}, {}])
+@pytest.mark.parametrize("policy", [{"remainder": "drop"}, {}])
 @pytest.mark.parametrize("name", KNOWN)
 def test_signatures_of_known_transforms_are_derived(mixed, name, policy):
     transform = KNOWN[name]

@@ -117,8 +117,7 @@ def test_arguments_of_the_reader(tmp_path):
     whole = planned(capacity=10**6).reader
     assert whole == {"epochs": 3}
     shared = planned(replace(job, nodes=3), capacity=90_000).reader
-    assert shared["recompose"] is False
-    assert shared["pools"] == 3
+    assert shared["mini_epochs"] == MiniEpochs(shared["mini_epochs"].parts, (1,), False, 3)
 
 
 def test_a_tier_that_is_too_small():

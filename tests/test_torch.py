@@ -124,7 +124,7 @@ def test_a_transform_gives_any_structure(plain):
         return batch["x"][:, 0], [batch["label"], "text", None]
 
     both = [dict, pair]
-    x, rest = next(iter(Batches(plain[0], 8, transform=both, transform_threads=2, **ALONE)))
+    x, rest = next(iter(Batches(plain[0], 8, transform=both, io_threads=2, **ALONE)))
     assert x.shape == (8, 4)
     assert isinstance(rest[0], torch.Tensor)
     assert rest[1:] == ["text", None]

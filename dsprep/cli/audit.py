@@ -105,7 +105,9 @@ def print_report(report: AuditReport) -> None:
     options, word = report.options, "group" if report.grouped else "range"
     order = f"shuffle {options.shuffle}, seed {options.seed}, remainder {options.remainder}"
     order += f", {report.mixed} {word}s mixed" * (report.mixed > 1)
-    order += ", the same mini-epochs in every epoch" * (not options.recompose)
+    order += ", the same mini-epochs in every epoch" * (
+        options.mini is not None and not options.mini.recompose
+    )
     if report.resume:
         order += f", continued on {report.resume[1]} ranks after step {report.resume[0]}"
     largest = max(e.largest_unit for e in report.epochs)
@@ -140,7 +142,8 @@ def print_report(report: AuditReport) -> None:
 def _rows(
     report: AuditReport, number: int, passes: list[EpochAudit], word: str
 ) -> list[tuple[str, str]]:
-    rows, nm = [], report.options.mini_epochs
+    rows, mini = [], report.options.mini
+    nm = None if mini is None else mini.parts
     if nm is not None:
         sizes = _range([e.never + e.once + e.more for e in passes])
         repeats = _range(report.repeats[number * nm : (number + 1) * nm])

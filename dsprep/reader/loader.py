@@ -75,11 +75,11 @@ class Reader(ReaderOptions):
     shuffle
         ``"group"`` or True: the groups, and the samples within what is read at a time.
         ``"global"``: all samples, each read by itself. ``"none"`` or False: the order of the files.
-    drop_last
-        Leave out samples that do not fill a batch on every rank.
-    pad
-        Fill the last batches by repeating samples. Without either, the last batches are shorter:
-        every sample comes exactly once. The number of steps is the same on every rank always.
+    remainder
+        What happens to samples that do not fill a batch on every rank. ``"drop"``: they are left
+        out; ``"pad"``: the last batches are filled by repeating samples; ``"ragged"``: the last
+        batches are shorter, and every sample comes exactly once. The number of steps is the same on
+        every rank always.
     fields
         The fields wanted, or the name of one; all if empty.
     buffers
@@ -91,17 +91,11 @@ class Reader(ReaderOptions):
     mini_epochs
         Parts of an epoch that are passed several times, one after another. A ``for`` then runs
         through one pass of one of them, `epoch` and `set_epoch` count passes, and `epochs` what
-        it always does: see `dsprep.reader.mini_epochs`.
+        it always does: see `dsprep.reader.mini_epochs`. A `dsprep.MiniEpochs` says more.
     repeats
         Passes of each part; or those of each in turn, counted over all epochs, of which the last
         number holds for all further ones; or what decides by what `report` is given, see
         `dsprep.repeats`. In the latter case nothing is read ahead of a pass.
-    recompose
-        Whether every epoch draws its parts anew, not only their order.
-    pools
-        Caches among which a mini-epoch is divided: the number of nodes, where each has one of its
-        own and as many ranks. Every pass then draws the order within each, so that samples stay on
-        their node; of a group in which one ends and the next one begins, both have a copy.
     cache
         A directory of a faster tier, such as a local disk, in which groups are kept, or a
         `dsprep.Cache`, which says more. All Readers of a node share it, also those of several jobs;
@@ -132,8 +126,6 @@ class Reader(ReaderOptions):
         In place of `transform`: a function of the samples of a batch, as ``collate_fn`` of a
         DataLoader is: a list of dicts of field name to value (an array, a number, `bytes` or
         `str`). What it returns is the batch. It runs in threads, and may have a parameter ``rng``.
-    transform_threads
-        Batches that a function of a batch works on at a time; None: as `io_threads`.
     readers_per_node
         Processes of a node that read for all of its ranks, into memory that they share; None:
         each reads for itself. They have to keep their Readers open until the other ranks have
@@ -169,8 +161,6 @@ class Reader(ReaderOptions):
     verified
         With `verify`, by field: what it is compared with; None: nothing, which an
         `UnverifiedWarning` reported.
-    remainder
-        ``"drop"``, ``"pad"`` or ``"ragged"``: what `drop_last` and `pad` mean.
     epoch
         The epoch of the last batch; after the end of a loop and after `load_state_dict`, of the
         next one. With mini-epochs the number of the pass; see `mini_epoch`.
@@ -433,7 +423,7 @@ class Reader(ReaderOptions):
             how = self.seed, self.rank_info.rank, self._sidecar.dataset, self.allocate
             self._transforming = Transforming(self.transforms, *how)
         cores = cores_of(self.rank_info)
-        loop = self._transforming.apply(running.batches(), cores, self.transform_threads)
+        loop = self._transforming.apply(running.batches(), cores, self.io_threads)
         for _, _, batch in loop:
             object.__setattr__(self, "_steps", self._steps + 1)  # quicker than past the options
             yield batch

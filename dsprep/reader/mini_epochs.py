@@ -60,21 +60,24 @@ class Policy(Protocol):
 class MiniEpochs:
     """How epochs are cut into parts, and how often each of them is passed.
 
-    Attributes
+    Parameters
     ----------
     parts
         Of an epoch: nm in the paper.
     repeats
         Passes of each part, the parts counted over all epochs: rf in the paper. Of numbers, the
-        last one holds for all further parts. Empty: decided as training goes on, see `Policy`.
+        last one holds for all further parts. Empty: decided as training goes on, see `Policy`. A
+        `Reader` takes those of its own `repeats`.
     recompose
         Whether every epoch draws its parts anew; if not, only in which order they come.
     pools
-        Caches among which a part is divided.
+        Caches among which a part is divided: the number of nodes, where each has one of its own and
+        as many ranks. Every pass then draws the order within each, so that samples stay on their
+        node; of a group in which one ends and the next one begins, both have a copy.
     """
 
     parts: int
-    repeats: tuple[int, ...]
+    repeats: tuple[int, ...] = (1,)
     recompose: bool = True
     pools: int = 1
 

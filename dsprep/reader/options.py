@@ -39,14 +39,11 @@ class OrderOptions:
     buffer_size: int | str | None = None
     seed: int = 0
     shuffle: Shuffle | bool = "group"
-    drop_last: bool = False
-    pad: bool = False
+    remainder: Remainder = "ragged"
     fields: Sequence[str] = ()
     buffers_mixed: int | None = None
-    mini_epochs: int | None = None
+    mini_epochs: int | MiniEpochs | None = None
     repeats: Repeats = 1
-    recompose: bool = True
-    pools: int = 1
     subset: Any = None
     weights: Any = None
     data: Paths | None = None
@@ -65,22 +62,22 @@ class OrderOptions:
             object.__setattr__(self, "fields", (self.fields,))
         if isinstance(self.shuffle, bool):
             object.__setattr__(self, "shuffle", "group" if self.shuffle else "none")
-        if self.drop_last and self.pad:
-            raise UsageError("drop_last and pad exclude each other", fix="give one of them")
-        check_numbers(self, ("batch_size", "pools"), ("buffers_mixed", "mini_epochs"))
+        check_word("remainder", self.remainder, REMAINDERS)
+        check_numbers(self, ("batch_size",), ("buffers_mixed",))
         object.__setattr__(self, "seed", at_least("seed", self.seed, 0, 1 << 128))
         object.__setattr__(self, "repeats", checked_repeats(self.repeats))
         check_word("shuffle", cast("str", self.shuffle), SHUFFLES)
-        if self.mini_epochs is None and self.repeats != 1:
+        mini = self.mini
+        if mini is None and self.repeats != 1:
             raise UsageError("repeats are those of mini-epochs", fix="give mini_epochs, too")
-        if self.pools > 1 and self.mini_epochs is None:
-            raise UsageError("pools are those of mini-epochs", fix="give mini_epochs, too")
-        if self.weights is not None and self.mini_epochs is not None:
+        if mini is None:
+            return
+        if self.weights is not None:
             raise UsageError(
                 "weights draw samples anew in each epoch, and mini-epochs pass the same ones again",
                 fix="leave out one of them",
             )
-        if self.pools > 1 and self.shuffle == "global":
+        if mini.pools > 1 and self.shuffle == "global":
             raise UsageError(
                 "a global shuffle has no pools: every node reads samples of all groups",
                 fix="leave out pools, or shuffle groups",
@@ -97,24 +94,32 @@ class OrderOptions:
         sidecar: str | Path | None,
         **more: Any,
     ) -> Self:
-        """Return options as verbs take them: `remainder` as a word, and the dataset's sidecar."""
-        own = ("path", "batch_size", "_", "drop_last", "pad", "data")
-        check_names(order, (n for n in OrderOptions.__dataclass_fields__ if n not in own))
-        check_word("remainder", remainder, REMAINDERS)
-        return cls(
-            path if sidecar is None else sidecar,
-            batch_size,
-            drop_last=remainder == "drop",
-            pad=remainder == "pad",
-            data=None if sidecar is None else path,
-            **order,
-            **more,
-        )
+        """Return options as verbs take them: those of mini-epochs apart, and the sidecar."""
+        own = ("path", "batch_size", "_", "data")
+        names = [n for n in OrderOptions.__dataclass_fields__ if n not in own]
+        check_names(order, (*names, "recompose", "pools"))
+        given = dict(order)
+        cut = {name: given.pop(name) for name in ("recompose", "pools") if name in given}
+        if given.get("mini_epochs") is not None:
+            given["mini_epochs"] = MiniEpochs(given["mini_epochs"], **cut)
+        elif cut.get("pools", 1) != 1:
+            raise UsageError("pools are those of mini-epochs", fix="give mini_epochs, too")
+        if sidecar is not None:
+            path, given["data"] = sidecar, path
+        return cls(path, batch_size, remainder=remainder, **given, **more)
 
-    @property
-    def remainder(self) -> Remainder:
-        """What happens to samples that do not fill a batch on every rank."""
-        return "drop" if self.drop_last else "pad" if self.pad else "ragged"
+    @cached_property
+    def mini(self) -> MiniEpochs | None:
+        """How epochs are cut into parts; None: they are not."""
+        if self.mini_epochs is None:
+            return None
+        mini, repeats = self.mini_epochs, self.repeats
+        if not isinstance(mini, MiniEpochs):
+            mini = MiniEpochs(mini)
+        parts, pools = at_least("mini_epochs", mini.parts, 1), at_least("pools", mini.pools, 1)
+        known = (repeats,) if isinstance(repeats, int) else repeats
+        known = known if isinstance(known, tuple) else ()
+        return replace(mini, parts=parts, pools=pools, repeats=known)
 
 
 def chosen_fields(options: OrderOptions, sidecar: Sidecar) -> Schema:
@@ -147,10 +152,12 @@ def assign(options: OrderOptions, sidecar: Sidecar, world_size: int) -> Assignme
     weights = None if options.weights is None else read_weights(options.weights, sidecar, kept)
     units = shuffle, options.buffer_size, options.buffers_mixed
     stored, edges, mixed = cut_units(sidecar, schema, *units, kept)
-    mini = None
-    if options.mini_epochs is not None:
-        cut = options.mini_epochs, options.repeats, options.recompose
-        mini = cut_epochs(*cut, edges, options.pools)
+    groups, mini = int(np.count_nonzero(np.diff(edges))), options.mini
+    if mini is not None and mini.parts > max(1, groups):
+        raise UsageError(
+            f"{mini.parts} mini-epochs are more than the {groups} groups",
+            fix="take fewer, or repack with a smaller --buffer-size",
+        )
     how = shuffle, options.seed, mixed, options.remainder
     sizes = world_size, options.batch_size
     return Assignment(edges, *how, *sizes, mini, stored, kept, weights)
@@ -173,7 +180,6 @@ class ReaderOptions(OrderOptions):
     verify: bool = False
     transform: Transforms = None
     collate: Callable[..., Any] | None = None
-    transform_threads: int | None = None
     readers_per_node: int | None = None
     stagger: int | None = None
     comm: Any = None
@@ -183,7 +189,7 @@ class ReaderOptions(OrderOptions):
         if self.collate is not None and as_transforms(self.transform):
             raise UsageError("collate and transform exclude each other", fix="give one of them")
         optional = ("epochs", "io_threads", "transfer_size", "readers_per_node", "stagger")
-        check_numbers(self, (), (*optional, "buffers", "transform_threads"))
+        check_numbers(self, (), (*optional, "buffers"))
         policy = None if self.cache_options is None else self.cache_options.policy
         if policy == "mini-epoch" and self.mini_epochs is None:
             raise UsageError("there are no mini-epochs to keep", fix="give mini_epochs, too")
@@ -211,6 +217,7 @@ class ReaderOptions(OrderOptions):
 _NO_WORKERS = "threads read, so no workers are needed; io_threads= is how many"
 _SAMPLERS = "dsprep.torch.Samples takes the samplers of a DataLoader"
 _OF_LOADERS = {
+    "drop_last": 'remainder="drop" leaves such samples out, and "pad" repeats some',
     "num_workers": _NO_WORKERS,
     "workers": _NO_WORKERS,
     "persistent_workers": _NO_WORKERS,
@@ -266,23 +273,3 @@ def checked_repeats(given: Any) -> int | tuple[int, ...] | Policy:
     if isinstance(given, Sequence) and given and not isinstance(given, str):
         return tuple(at_least("repeats", n, 1) for n in given)
     return at_least("repeats", given, 1)
-
-
-def cut_epochs(
-    parts: int, repeats: Repeats, recompose: bool, edges: Ints, pools: int = 1
-) -> MiniEpochs:
-    """Return how epochs are cut into parts, of what was checked.
-
-    Raises
-    ------
-    UsageError
-        If there are fewer groups than parts.
-    """
-    groups = int(np.count_nonzero(np.diff(edges)))
-    if parts > max(1, groups):
-        raise UsageError(
-            f"{parts} mini-epochs are more than the {groups} groups",
-            fix="take fewer, or repack with a smaller --buffer-size",
-        )
-    known = repeats if isinstance(repeats, tuple) else ()
-    return MiniEpochs(parts, (repeats,) if isinstance(repeats, int) else known, recompose, pools)

@@ -16,7 +16,6 @@ _IN_WORDS = {
     "samples": "number of samples",
     "units": "division of the samples into groups",
     "mixed": "number of groups that are shuffled together",
-    "remainder": "drop_last or pad",
 }  # of what decides the order, if the name alone does not say it
 
 MOST_RANKS = 1 << 20

@@ -86,10 +86,12 @@ class AuditReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
-        asked = ("batch_size", "shuffle", "remainder", "seed", "mini_epochs", "recompose", "pools")
+        asked, mini = ("batch_size", "shuffle", "remainder", "seed"), self.options.mini
         derived = ("kept", "largest_unit_nbytes", "requests", "read_nbytes")
         content = {**vars(self), "epochs": [asdict(e) for e in self.epochs]}
         content |= {name: getattr(self.options, name) for name in asked}
+        content["mini_epochs"] = None if mini is None else mini.parts
+        content |= {n: getattr(mini or MiniEpochs(1), n) for n in ("recompose", "pools")}
         if self.resume:
             content["resume"] = {"step": self.resume[0], "ranks": self.resume[1]}
         content |= {name: getattr(self, name) for name in derived}
@@ -121,7 +123,7 @@ def audit(
     batch_size, epochs
         As for `Reader`.
     remainder
-        ``"drop"``, ``"pad"`` or ``"ragged"``: ``drop_last=True``, ``pad=True`` and neither.
+        As for `Reader`.
     resume_at, resume_ranks
         Each epoch, or each pass, is interrupted after so many steps, and continues on so many
         ranks.

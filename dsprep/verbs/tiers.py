@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,7 @@ from dsprep.core.schema import Ints
 from dsprep.core.units import show_binary_nbytes, show_nbytes, show_time
 from dsprep.errors import UsageError, require
 from dsprep.planning.waiting import Job
+from dsprep.reader.mini_epochs import MiniEpochs
 from dsprep.writing.buffers import slow_convergence
 
 SHARE = 0.5
@@ -188,12 +189,13 @@ class TierPlan:
     def reader(self) -> dict[str, Any]:
         """Arguments of the Reader, besides those of the dataset and the cache."""
         common = {"epochs": math.ceil(self.outer_epochs)}
-        pools = {"pools": self.job.nodes} if self.job.nodes > 1 else {}
-        if self.fits and not pools:
+        pools, cut = self.job.nodes, MiniEpochs(self.mini_epochs)
+        if self.fits and pools == 1:
             return common
-        kept = {"recompose": False} if self.fits else {}  # samples stay on their node for good
-        cut = {"mini_epochs": self.mini_epochs, "repeats": self.repeats}
-        return {**cut, **pools, **kept, **common}
+        if pools > 1:  # where all fits, samples stay on their node for good
+            cut = replace(cut, recompose=not self.fits, pools=pools)
+        parts = cut.parts if pools == 1 else cut
+        return {"mini_epochs": parts, "repeats": self.repeats, **common}
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -246,9 +248,10 @@ class TierPlan:
         """Return the plan as JSON."""
         derived = (
             *("consumed", "copied", "knee", "repeats", "outer_epochs", "passes", "steps"),
-            *("passes_per_sample", "never_seen", "copy_seconds", "reader", "warnings"),
+            *("passes_per_sample", "never_seen", "copy_seconds", "warnings"),
         )
-        points = {"before": asdict(self.before), "after": asdict(self.after)}
+        reader = {n: vars(v) if isinstance(v, MiniEpochs) else v for n, v in self.reader.items()}
+        points = {"reader": reader, "before": asdict(self.before), "after": asdict(self.after)}
         return {**asdict(self), **{name: getattr(self, name) for name in derived}, **points}
 
     def _of_order(self) -> list[str]:

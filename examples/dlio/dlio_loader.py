@@ -59,7 +59,7 @@ class Loader(BaseDataLoader):
             rank=given.my_rank,
             world_size=given.comm_size,
             **{"seed": given.seed, "shuffle": bool(shuffles), "epochs": given.epochs}
-            | {"drop_last": True, "io_threads": given.read_threads or None}
+            | {"remainder": "drop", "io_threads": given.read_threads or None}
             | self.options,
         )
         self._epoch, found = 0, len(self._reader)

@@ -20,6 +20,7 @@ from dsprep.core.schema import Ints
 from dsprep.errors import UsageError
 from dsprep.reader.cached import Cache
 from dsprep.reader.data import Paths, open_data
+from dsprep.reader.mini_epochs import MiniEpochs
 from dsprep.reader.options import ReaderOptions, assign, at_least, chosen_fields
 from dsprep.reader.order import Assignment, Remainder
 from dsprep.source.alike import sorting_field
@@ -107,7 +108,7 @@ def stage(
     epochs, first_epoch
         How many epochs, and the first of them; with mini-epochs, of those, over all epochs.
     remainder
-        ``"drop"``, ``"pad"`` or ``"ragged"``: ``drop_last=True``, ``pad=True`` and neither.
+        As for the `Reader`.
     cache_size
         As for the `Reader`.
     bandwidth
@@ -159,7 +160,7 @@ def stage(
         cache=None if to is None else Cache(to, cache_size, bandwidth=bandwidth),
     )
     how, threads = settings.cache_options, at_least("threads", threads, 1)
-    nodes = _nodes(ranks, ranks_per_node, node, settings.mini_epochs)
+    nodes = _nodes(ranks, ranks_per_node, node, settings.mini)
     first = at_least("first_epoch", first_epoch, 0)
     span = range(first, first + at_least("epochs", epochs, 1))
     with open_data(settings.path, settings.data) as opened:
@@ -191,11 +192,11 @@ def stage(
     )
 
 
-def _nodes(ranks: int, per_node: int, node: int | None, mini_epochs: int | None) -> list[range]:
+def _nodes(ranks: int, per_node: int, node: int | None, mini: MiniEpochs | None) -> list[range]:
     """Return the ranks of the node that is meant, or of each; `UsageError` if there is none."""
     per_node = at_least("ranks_per_node", per_node, 1)
     count = -(-at_least("ranks", ranks, 1) // per_node)
-    if node is None and mini_epochs is not None and count > 1:
+    if node is None and mini is not None and count > 1:
         raise UsageError("copies of mini-epochs are those of one node", fix="give its number, too")
     if node is not None and at_least("node", node, 0) >= count:
         expected = f"less than {count}: {ranks} ranks, {per_node} on a node"
@@ -217,8 +218,9 @@ def _header(
 ) -> dict[str, Any]:
     """Return what a manifest says about the whole, besides dataset and totals."""
     names = ("batch_size", "buffer_size", "seed", "shuffle", "remainder", "buffers_mixed")
-    mini = ("mini_epochs", "recompose", "pools") if settings.mini_epochs is not None else ()
-    options = {name: getattr(settings, name) for name in (*names, *mini)}
+    options = {name: getattr(settings, name) for name in names}
+    if (mini := settings.mini) is not None:
+        options |= {"mini_epochs": mini.parts, "recompose": mini.recompose, "pools": mini.pools}
     return {
         "options": {**options, "fields": list(settings.fields)},
         "world_size": ranks,
