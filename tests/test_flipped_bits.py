@@ -77,6 +77,8 @@ def test_a_flipped_bit_is_noticed(made, request, tmp_path, unchanged):
 
 
 def test_a_flipped_bit_is_noticed_by_checksums_of_a_sidecar(made, tmp_path, unchanged):
+    if made.name not in BARE and "grouped" not in made.name:
+        return  # as the test above
     path = copied(made, tmp_path)
     if made.name in BARE:
         assert check(path, full=True) == []

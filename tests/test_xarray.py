@@ -87,7 +87,6 @@ WRITTEN = {
     "old.zarr": {"write_options": OLD},
     "packed.zarr.zip": {},
     "a.h5": {},
-    "compressed.h5": {"compress": "gzip"},
 }
 
 
