@@ -9,11 +9,22 @@ import ml_dtypes
 import numpy as np
 import pytest
 from oracles import READ, SUFFIX
-from support import DTYPES, MemorySource, assert_same_batch, random_batch, some_schemas, take
+from support import (
+    DTYPES,
+    MemorySource,
+    assert_same_batch,
+    random_batch,
+    some_schemas,
+    take,
+    write_batch,
+)
 
 import dsprep
+from dsprep import formats
+from dsprep.core.groups import plain
 from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.formats.options import WriteOptions
+from dsprep.storage.trees import tree_nbytes
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.writing.job import RunOptions
 from dsprep.writing.run import run_job
@@ -122,6 +133,18 @@ def test_samples_of_25_megabytes(format, tmp_path):
     assert_same_batch(READ[format](path, BIG), batch, BIG)
     with dsprep.open(path) as source:
         assert np.array_equal(source[1]["x"], x[1])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_space_that_is_planned_is_what_is_taken(format, tmp_path):
+    """Or little more: it is compared with what the disk has."""
+    known, schema = formats.load(format), Schema((Field("x", np.dtype("<f4"), (50,)),))
+    options = WriteOptions(chunk=64 if format in ("hdf5", "zarr") else None)
+    batch = random_batch(schema, 500)
+    write_batch(known, tmp_path / "out", schema, batch, options)
+    planned = known.plan(schema, options, plain(500), batch["x"].nbytes).nbytes
+    taken = tree_nbytes(tmp_path / "out")
+    assert taken <= planned <= 1.1 * taken + (64 << 10)
 
 
 COMPRESSED = [("hdf5", "zstd:3"), ("zarr", "gzip"), ("zarr", "blosc")]

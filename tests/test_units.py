@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 
@@ -12,7 +13,7 @@ from support import dataset, epochs, fails
 import dsprep
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import UsageError
-from dsprep.reader import defaults, engines
+from dsprep.reader import defaults, engines, ledger
 from dsprep.reader.engines import EngineWarning, direct
 
 SCHEMA = Schema((Field("x", np.dtype("<f4"), (40, 30)), Field("y", np.dtype("<i8"))))
@@ -77,3 +78,12 @@ def test_threads_that_cannot_be_started_leave_none_behind(origin, monkeypatch):
     with dsprep.Reader(origin, 10, rank=0, world_size=1, io_threads=5) as reader:
         fails(lambda: iter(reader), UsageError, "5 io_threads")
         assert threading.active_count() == before
+
+
+def test_what_the_device_delivers_is_noted_with_its_epoch(origin, monkeypatch):
+    counted = itertools.count(0, 1000)
+    monkeypatch.setattr(ledger, "device_nbytes", lambda: next(counted))
+    with dsprep.Reader(origin, 10, rank=0, world_size=1, epochs=2) as reader:
+        for _ in epochs(reader, 2):
+            pass
+        assert [bool(s.device_nbytes) for s in reader.stats] == [True, True]
