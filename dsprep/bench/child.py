@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -22,7 +21,7 @@ from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.task import Epoch, Result, Task
 from dsprep.errors import DsprepError
 from dsprep.executors.processes import end_with_parent
-from dsprep.storage.trees import drop_cached, remove
+from dsprep.storage.trees import drop_cached
 
 now = time.perf_counter
 
@@ -67,15 +66,9 @@ def run(task: Task, strategy: Strategy, wait: Callable[[], None]) -> Result:
 
 
 def _close(strategy: Strategy, wait: Callable[[], None]) -> None:
-    """Close a strategy on all ranks, and then remove what it kept for the last epoch."""
+    """Close a strategy on all ranks."""
     strategy.close()
     wait()
-    task = strategy.task
-    if find(task.strategy).anew and task.opening:
-        folder = task.own_folder
-        with suppress(FileNotFoundError):  # of several ranks, one does it
-            remove(folder.rename(folder.with_name(f"{task.opening}-{task.rank}")))
-        wait()
 
 
 def _made_cold(task: Task, strategy: Strategy, wait: Callable[[], None]) -> float | None:

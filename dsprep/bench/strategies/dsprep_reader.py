@@ -73,11 +73,7 @@ def open_reader(task: Task, resources: ExitStack, *, passes: int = 1, **more: An
             yield from reader
 
     def steps(number: int) -> int:
-        count = 0
-        for turn in turns(number):
-            reader.set_epoch(turn)
-            count += len(reader)
-        return count
+        return sum(reader.steps_of(turn) for turn in turns(number))
 
     def drawn(number: int) -> Drawn:
         stats = [s for s in reader.stats if s.epoch in turns(number)]

@@ -1,8 +1,7 @@
 """The files as they are, as a plain training script reads them before anything is prepared.
 
-Tar shards are read one after another, shuffled in a buffer; arrays of HDF5 (netCDF-4), Zarr and
-NumPy are indexed by their own library, in files that stay open. All else, such as images, is read
-sample by sample as dsprep finds it.
+Tar shards are read one after another, shuffled in a buffer; all else sample by sample, by the
+library of the format, in files that stay open.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import lru_cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -26,7 +25,6 @@ from dsprep.bench.strategies.base import Way
 from dsprep.bench.sums import nbytes_of
 from dsprep.bench.task import Task
 from dsprep.core.schema import Array, Batch, Column, Field, Ints, Ragged, concatenate
-from dsprep.formats.base import Source
 from dsprep.source.dataset import open_dataset
 from dsprep.source.many import Dataset
 
@@ -39,9 +37,6 @@ MAX_OPEN = 512
 BUFFER, ROOM = 1000, 256 << 20
 """Samples, and bytes, of the shuffle buffer at most."""
 
-ARRAYS = ("hdf5", "numpy", "zarr")
-"""Formats whose libraries give arrays."""
-
 AHEAD = 1 << 20
 """Bytes of a tar shard that are read at a time."""
 
@@ -51,74 +46,30 @@ _META = re.compile(r"__[^/]*__(/|$)")
 
 def open_in_place(task: Task, resources: ExitStack) -> Way:
     """Open all files of the dataset as a plain script reads them, shuffled."""
-    source, delay = _opened(task, resources), delay_of(task)
+    source, delay = open_dataset(list(task.files), task.reading, through="library"), delay_of(task)
+    resources.callback(source.close)
     numbers = np.arange(task.samples) if task.numbers is None else task.numbers
     fields = {f.name: f.name for f in task.schema} | {s.name: s.path for s in task.reading.fields}
-    format, locate = source.format, source.locate
 
     def batch(item: list[Contents]) -> Batch:
         """Return the contents of members of shards as fields."""
         return {f.name: _column([own[fields[f.name]] for _, own in item], f) for f in task.schema}
 
-    if format == "webdataset":
+    if source.format == "webdataset":
         source.close()  # what is read is not to be in its library already
-        return Way(partial(_from_shards, task, numbers, locate), len, batch)
-    if format in ARRAYS and not source.schema.ragged:
-        opened = lru_cache(MAX_OPEN)(partial(_arrays, format=format))
-        resources.callback(opened.cache_clear)
-        source.close()  # or h5py shares what the library keeps for it, such as its cache
-        if _has_arrays(source, opened, fields):
-            if len(source.files()) > 1:  # scripts open these as they come to them
-                opened.cache_clear()
-
-            def from_arrays(epoch: int) -> Iterator[Batch]:
-                for step in task.batches(epoch):
-                    rows: dict[str, list[Array]] = {name: [] for name in fields}
-                    for file, row in map(locate, numbers[step].tolist()):
-                        arrays = opened(file)
-                        for name, path in fields.items():
-                            value = np.asarray(arrays[path][row])
-                            delay(value.nbytes, 1)
-                            rows[name].append(value)
-                    yield {f.name: np.stack(rows[f.name], dtype=f.dtype) for f in task.schema}
-
-            return Way(from_arrays)
-        source = _opened(task, resources)
+        return Way(partial(_from_shards, task, numbers, source.locate), len, batch)
     if isinstance(source, Dataset):
         source.max_open = MAX_OPEN
 
-    def by_source(epoch: int) -> Iterator[Batch]:
-        for step in task.batches(epoch):
+    def epoch(number: int) -> Iterator[Batch]:
+        for step in task.batches(number):
             samples = []
             for i in numbers[step].tolist():
                 samples.append(source.read(i, i + 1))
-                delay(nbytes_of(samples[-1]), 1)
+                delay(nbytes_of(samples[-1]), len(task.schema))
             yield concatenate(task.schema, samples)
 
-    return Way(by_source)
-
-
-def _opened(task: Task, resources: ExitStack) -> Source:
-    source = open_dataset(list(task.files), task.reading, through="library")
-    resources.callback(source.close)
-    return source
-
-
-def _has_arrays(
-    source: Source, opened: Callable[[Path], Mapping[str, Any]], fields: Mapping[str, str]
-) -> bool:
-    """Whether the fields are arrays of all files, a row per sample."""
-    count = 0
-    try:
-        for path in source.files():
-            arrays = [(opened(path)[fields[f.name]], f) for f in source.schema]
-            if any((a.shape[1:], a.dtype) != (f.inner, f.dtype) for a, f in arrays):
-                return False
-            (rows,) = {int(array.shape[0]) for array, _ in arrays}
-            count += rows
-    except (OSError, LookupError, ValueError, TypeError, AttributeError):
-        return False
-    return count == len(source)
+    return Way(epoch)
 
 
 def _from_shards(
@@ -188,28 +139,3 @@ def _column(contents: list[bytes], field: Field) -> Column:
         return values.reshape(len(contents), *field.inner)
     lengths = np.array([len(one) for one in contents], np.int64) // field.row_nbytes
     return Ragged.from_lengths(values, lengths, field.kind)
-
-
-class _Members(dict[str, Any]):
-    """The arrays of a file or store, opened once."""
-
-    def __init__(self, root: Any) -> None:
-        super().__init__()
-        self._root = root
-
-    def __missing__(self, path: str) -> Any:
-        self[path] = self._root[path]
-        return self[path]
-
-
-def _arrays(path: Path, format: str) -> Mapping[str, Any]:
-    """Return the arrays of a file by name, as the library of its format has them."""
-    if format == "numpy":
-        return {path.stem: np.load(path, mmap_mode="r")}
-    if format == "zarr":
-        import zarr
-
-        return _Members(zarr.open_group(path, mode="r"))
-    import h5py
-
-    return _Members(h5py.File(path, "r"))
