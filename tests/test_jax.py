@@ -58,20 +58,11 @@ def test_the_next_batch_is_begun_while_one_is_used(plain):
     assert len(begun) == 2
 
 
-@pytest.mark.parametrize(
-    ("dtype", "expected"),
-    [
-        ("?", "bool"),
-        ("<u2", "uint16"),
-        (">i2", "int16"),
-        (">f4", "float32"),
-        ("<f8", "float32"),
-        ("<i8", "int32"),
-        (">u8", "uint32"),
-        ("<c16", "complex64"),
-        (ml_dtypes.bfloat16, "bfloat16"),
-    ],
-)
+DTYPES = ["?", "<u2", ">i2", ">f4", "<f8", "<i8", ">u8", "<c16", ml_dtypes.bfloat16]
+NAMES = "bool uint16 int16 float32 float32 int32 uint32 complex64 bfloat16"
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [*zip(DTYPES, NAMES.split(), strict=True)])
 def test_dtypes(dtype, expected):
     values = np.array([[0, 1, 2, 100]]).astype(dtype)
     found = put(values)

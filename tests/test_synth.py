@@ -9,7 +9,9 @@ from pathlib import Path
 import lmdb
 import pytest
 
+import dsprep
 from dsprep.errors import TargetError, UsageError
+from dsprep.formats.options import OpenOptions
 from dsprep.synth import describe, names, synth
 
 TINY = 1 / 32
@@ -23,30 +25,6 @@ def contents(path: Path) -> dict[str, bytes]:
 
 def listing(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
-
-
-# --- a parser that shares nothing with the writer --------------------------------------------
-
-
-def varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        value |= (data[at] & 0x7F) << shift
-        shift, at = shift + 7, at + 1
-        if data[at - 1] < 0x80:
-            return value, at
-
-
-def message(data: bytes) -> list[tuple[int, int | bytes]]:
-    fields, at = [], 0
-    while at < len(data):
-        tag, at = varint(data, at)
-        value, at = varint(data, at)
-        if tag & 7 == 2:
-            value, at = data[at : at + value], at + value
-        fields.append((tag >> 3, value))
-    assert at == len(data)
-    return fields
 
 
 # --- what holds for every dataset ------------------------------------------------------------
@@ -120,31 +98,20 @@ def lmdb_items(path: Path) -> tuple[dict[bytes, bytes], int]:
         return dict(transaction.cursor()), environment.info()["last_txnid"]
 
 
-def test_caffe_cifar(tmp_path):
-    synth("caffe-cifar", tmp_path / "x", samples=12, scale=1)
-    assert listing(tmp_path / "x") == ["data.mdb"]
-    items, commits = lmdb_items(tmp_path / "x")
-    assert list(items) == [b"%05d" % i for i in range(12)]
-    assert commits == 1
-    for value in items.values():
-        assert len(value) == 3083
-        *sizes, (_, data), (_, label) = message(value)
-        assert sizes == [(1, 3), (2, 32), (3, 32)]
-        assert len(data) == 3072
-        assert 0 <= label < 10
-
-
-def test_caffe_imageset_commits_every_thousand(tmp_path):
-    synth("caffe-imageset", tmp_path / "x", samples=1001, scale=TINY)
-    items, commits = lmdb_items(tmp_path / "x")
-    assert commits == 2
-    assert len(items) == 1001
-    for i, (key, value) in enumerate(items.items()):
-        assert key.startswith(b"%08d_n" % i)
-        assert key.endswith(b".JPEG")
-        found = dict(message(value))
-        assert (found[1], found[2], found[3], found[7]) == (3, 8, 8, 0)
-        assert len(found[4]) == 3 * 8 * 8
+@pytest.mark.parametrize(
+    ("name", "scale", "count", "key", "shape", "commits"),
+    [("cifar", 1, 12, b"%05d", [3, 32, 32], 1), ("imageset", TINY, 1001, b"%08d_n", [3, 8, 8], 2)],
+)
+def test_caffe(name, scale, count, key, shape, commits, tmp_path):
+    made = synth(f"caffe-{name}", tmp_path / "x", samples=count, scale=scale).path
+    assert listing(made) == ["data.mdb"]
+    items, found = lmdb_items(made)
+    assert found == commits
+    assert all(k.startswith(key % i) for i, k in enumerate(items))
+    with dsprep.open(made, OpenOptions(values="datum")) as source:
+        assert (source.schema["data"].dtype, source.schema["data"].shape) == ("u1", tuple(shape))
+        assert source[0]["label"] < 1000
+        assert len(source) == count
 
 
 def test_oc20(tmp_path):

@@ -81,22 +81,12 @@ def test_ragged_fields_as_nested_tensors(mixed):
         assert part.tolist() == expected["points"][sample].tolist()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "expected"),
-    [
-        ("?", "bool"),
-        ("u1", "uint8"),
-        ("<i2", "int16"),
-        (">i2", "int16"),
-        ("<u2", "uint16"),
-        (">u8", "uint64"),
-        ("<f2", "float16"),
-        (">f8", "float64"),
-        ("<c8", "complex64"),
-        (ml_dtypes.bfloat16, "bfloat16"),
-        (ml_dtypes.float8_e4m3fn, "float8_e4m3fn"),
-    ],
-)
+DTYPES = ["?", "u1", "<i2", ">i2", "<u2", ">u8", "<f2", ">f8", "<c8"]
+DTYPES += [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn]
+NAMES = "bool uint8 int16 int16 uint16 uint64 float16 float64 complex64 bfloat16 float8_e4m3fn"
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [*zip(DTYPES, NAMES.split(), strict=True)])
 def test_dtypes(dtype, expected):
     rng = np.random.default_rng(0)
     dtype = np.dtype(dtype)
@@ -234,16 +224,10 @@ def test_samples_through_a_loader(plain, how):
 
 
 def test_samples_of_a_subset(plain):
-    chosen = [3, 9, 40]
-    samples = dsprep.torch.Samples(plain[0], subset=chosen)
-    whole = dsprep.torch.Samples(plain[0])
-    assert len(samples) == 3
-    for i, number in enumerate(chosen):
-        assert samples[i]["label"] == whole[number]["label"] == number
+    samples = Samples(plain[0], subset=[3, 9, 40])
+    assert [int(samples[i]["label"]) for i in range(len(samples))] == [3, 9, 40]
     assert pickle.loads(pickle.dumps(samples))[-1]["label"] == 40
     assert samples[[2, 0]]["label"].tolist() == [40, 3]
-    with pytest.raises(IndexError):
-        samples[3]
 
 
 def test_samples_of_a_batch_are_read_together(plain, monkeypatch):
@@ -446,12 +430,6 @@ def test_on_a_gpu_states_are_exact_and_all_memory_is_unlocked(plain, gpu):
     del loop, batches, other
     gc.collect()
     assert not gpu
-
-
-def test_batches_on_a_gpu_through_a_loader(mixed, gpu):
-    batches = Batches(mixed[0], 8, device="cuda:0", nested=True, **ALONE)
-    found = labels(DataLoader(batches, batch_size=None))
-    assert sorted(i for b in found for i in b) == list(range(COUNT))
 
 
 def test_memory_that_cannot_be_locked_is_told(plain, gpu):
