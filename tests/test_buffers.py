@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import fails
 
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import UsageError
@@ -32,8 +33,7 @@ def test_parsing():
     assert parse_buffer("100B") == (None, 100)
     assert parse_buffer(" AUTO ") == (None, None)
     for text in ("", "0", "-1", "1.5", "many", "0MiB", "1XB", "9" * 30, "²"):
-        with pytest.raises(UsageError):
-            parse_buffer(text)
+        fails(lambda: parse_buffer(text), UsageError)
 
 
 # (samples, bytes of each, asked, stripe, memory, ranks) -> samples per group
@@ -112,8 +112,7 @@ def test_edges_by_bytes(sizes, limit, cuts):
 
 def test_a_sample_beyond_the_limit_is_a_group_of_its_own():
     assert edges_by_bytes([np.array([1, 99, 1, 1])], 10).tolist() == [0, 1, 2, 4]
-    with pytest.raises(UsageError):
-        edges_by_bytes([], 0)
+    fails(lambda: edges_by_bytes([], 0), UsageError)
 
 
 def test_warnings():

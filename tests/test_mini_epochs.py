@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from support import fails
 
 import dsprep
 from dsprep.errors import FormatError, UsageError
@@ -311,8 +312,7 @@ def test_reading_ahead_ends_with_the_last_epoch(data):
     + [{"mini_epochs": 2, "repeats": r} for r in (0, (), (1, 0), "3", 1.5, lambda part: 2)],
 )
 def test_what_makes_no_sense(data, wrong):
-    with pytest.raises(UsageError):
-        dsprep.Reader(data, **{"batch_size": 7, **wrong})
+    fails(lambda: dsprep.Reader(data, **{"batch_size": 7, **wrong}), UsageError)
 
 
 @pytest.mark.parametrize("other", [{"repeats": (1, 1, 2, 3)}, {"repeats": 1}, {"mini_epochs": 3}])
@@ -367,8 +367,7 @@ def test_bollinger():
     ],
 )
 def test_policies_that_make_no_sense(wrong):
-    with pytest.raises(UsageError):
-        wrong()
+    fails(wrong, UsageError)
 
 
 class Scripted:
@@ -390,12 +389,10 @@ def test_repeats_adapt_and_can_be_replayed(data, tmp_path):
     with dsprep.Reader(data, repeats=Scripted(2, 1, 3, 1), **options) as reader:
         for number in range(7):
             found += passes(reader, 1)
-            with pytest.raises(UsageError, match="report"):
-                next(iter(reader))
+            fails(lambda: next(iter(reader)), UsageError, "report")
             over.append(reader.report(loss=1.0))
             assert reader.epoch == number + 1
-        with pytest.raises(UsageError, match="no pass"):
-            reader.report(loss=1.0)
+        fails(lambda: reader.report(loss=1.0), UsageError, "no pass")
         assert astuple(reader.mini_epoch) == (7, 1, 1, 0)
         state = tmp_path / "state.json"
         state.write_text(json.dumps(reader.state_dict()))
@@ -404,8 +401,7 @@ def test_repeats_adapt_and_can_be_replayed(data, tmp_path):
     assert replay == (2, 1, 3, 1)
     with dsprep.Reader(data, repeats=replay, **options) as reader:
         assert passes(reader, 7) == found
-        with pytest.raises(UsageError, match="metrics"):
-            reader.report(loss=1.0)
+        fails(lambda: reader.report(loss=1.0), UsageError, "metrics")
 
 
 def test_a_mini_epoch_is_not_over_before_the_next_one_is_staged(data, tmp_path):
@@ -451,8 +447,7 @@ def test_decisions_are_part_of_the_state(data):
         assert seen == [2]
         assert passes(reader, 1) == expected
         for damage in ({"repeats": [0]}, {"reports": None}, {"repeats": "x"}):
-            with pytest.raises(UsageError, match="damaged"):
-                reader.load_state_dict({**state, **damage})
+            fails(lambda: reader.load_state_dict({**state, **damage}), UsageError, "damaged")
 
 
 class Comm:
@@ -485,8 +480,7 @@ def test_rank_0_decides(data):
     del options["comm"]
     with dsprep.Reader(data, rank=1, repeats=never, **options) as reader:
         passes(reader, 1)
-        with pytest.raises(UsageError, match="agree"):
-            reader.report(loss=1.0)
+        fails(lambda: reader.report(loss=1.0), UsageError, "agree")
 
 
 @pytest.mark.parametrize("metrics", [{"loss": float("nan")}, {"error": 1.0}, {"loss": "low"}])
@@ -510,5 +504,4 @@ def test_all_ranks_learn_that_rank_0_cannot_decide(data, metrics):
 def test_what_cannot_be_replayed(content, tmp_path):
     path = tmp_path / "state.json"
     path.write_text(content)
-    with pytest.raises(FormatError):
-        dsprep.repeats.Replay(path)
+    fails(lambda: dsprep.repeats.Replay(path), FormatError)

@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 import zarr
+from support import fails
 from typer.testing import CliRunner
 
 import dsprep
@@ -94,8 +95,7 @@ def test_what_is_asked_for_is_read(tmp_path: Path) -> None:
     for paths in (f"{data}/*.h5", [*data.glob("*.h5")], f"@{data}/list.txt"):
         with dsprep.open(paths) as source:
             assert len(source) == 12
-    with pytest.raises(UsageError):
-        dsprep.open(data)
+    fails(lambda: dsprep.open(data), UsageError)
     dsprep.provenance(f"{data}/*.h5")  # from now on a sidecar says what the dataset is
     with dsprep.open(data) as source:
         assert len(source) == 12
@@ -166,8 +166,7 @@ def tar(path: Path, names: list[str]) -> None:
 def test_members_of_parts(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     tar(path, [f"{part}/{i}.jpg" for part in ("train", "test") for i in range(3)])
-    with pytest.raises(SchemaError, match="--keys-as key"):
-        dsprep.open(path)
+    fails(lambda: dsprep.open(path), SchemaError, "--keys-as key")
     with dsprep.open(path, OpenOptions(keys_as="key")) as source:
         assert [s["key"] for s in source][::3] == [b"train/0", b"test/0"]
     tar(path, [f"{name}/{i}.jpg" for name in ("bus", "train") for i in range(3)])
@@ -178,5 +177,4 @@ def test_members_of_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["deepcam", "cosmoflow-tfrecord"])
 def test_real_record_structures(tmp_path: Path, name: str) -> None:
     path = synth(name, tmp_path / name, samples=20, scale=0.01).path
-    with pytest.raises(DsprepError, match="parts of a dataset"):
-        dsprep.open(path)
+    fails(lambda: dsprep.open(path), DsprepError, "parts of a dataset")

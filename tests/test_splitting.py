@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import DTYPES, MemorySource, assert_same_batch, random_batch, raw, schemas
+from support import DTYPES, MemorySource, assert_same_batch, fails, random_batch, raw, schemas
 
 import dsprep
 from dsprep.core.schema import Arena, Field, Ragged, Schema, concatenate
@@ -35,8 +35,7 @@ def test_parsing():
     assert parse_split("a=0.75, b=.25") == [("a", 0.75), ("b", 0.25)]
     assert parse_split("all=1") == [("all", 1.0)]
     for text in ("", "a", "a=1,a=0", "a=0.5", "a=0.5,b=0.6", "a=x", "a/b=1", ".a=1", "a=nan"):
-        with pytest.raises(UsageError):
-            parse_split(text)
+        fails(lambda: parse_split(text), UsageError)
 
 
 @given(st.integers(3, 300), st.integers(0, 5))
@@ -58,8 +57,7 @@ def test_counts_are_exact_and_repeatable():
     other = assign(1000, THIRDS, 2)
     assert all(np.array_equal(found[n], again[n]) for n in found)
     assert not np.array_equal(found["val"], other["val"])
-    with pytest.raises(UsageError):
-        assign(2, THIRDS, 1)
+    fails(lambda: assign(2, THIRDS, 1), UsageError)
 
 
 def keyed(values, kind="array"):
@@ -124,15 +122,12 @@ def test_unequal_groups_and_refusals():
     source, _values = keyed([0] * 90 + [1] * 6 + [2] * 4)
     found = grouped(source, THIRDS, 0)
     assert [len(v) for v in found.values()] == [90, 6, 4]
-    with pytest.raises(UsageError, match="found 3"):
-        grouped(source, [(f"{i}", 0.25) for i in range(4)], 0)
-    with pytest.raises(SchemaError):
-        grouped(source, THIRDS, 0, "nosuch")
+    fails(lambda: grouped(source, [(f"{i}", 0.25) for i in range(4)], 0), UsageError, "found 3")
+    fails(lambda: grouped(source, THIRDS, 0, "nosuch"), SchemaError)
     big = Schema((Field("k", np.dtype("u1"), (5000,)),))
     with pytest.raises(SchemaError):
         grouped(MemorySource(big, {"k": np.zeros((3, 5000), "u1")}), THIRDS, 0)
-    with pytest.raises(UsageError):
-        grouped(keyed([])[0], THIRDS, 0)
+    fails(lambda: grouped(keyed([])[0], THIRDS, 0), UsageError)
 
 
 # --- sources ---------------------------------------------------------------------------------
@@ -175,8 +170,7 @@ def test_duplicated(name):
         want = [source.read(i % 7, i % 7 + 1) for i in range(start, stop)]
         want = concatenate(schema, want) if want else source.read(0, 0)
         assert_same_batch(twice.read(start, stop, Arena()), want, schema)
-    with pytest.raises(UsageError):
-        DerivedSource(source, times=0)
+    fails(lambda: DerivedSource(source, times=0), UsageError)
     assert len(DerivedSource(MemorySource(schema, random_batch(schema, 0)), times=3)) == 0
 
 

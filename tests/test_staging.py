@@ -8,6 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from support import fails
 from typer.testing import CliRunner
 
 import dsprep
@@ -42,8 +43,7 @@ def test_existing_target_is_refused_or_replaced(tmp_path):
     target.write_text("old")
     partial_path(target).mkdir(0o700)
     (partial_path(target) / "dsprep.lock").touch()  # killed when all but this was removed
-    with pytest.raises(TargetError, match="overwrite=True"):
-        Staging(target, JOB)
+    fails(lambda: Staging(target, JOB), TargetError, "overwrite=True")
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     with Staging(target, JOB, overwrite=True) as staging:
         produce(staging)
@@ -77,8 +77,7 @@ def test_target_that_appears_meanwhile_is_not_replaced(tmp_path):
     with Staging(target, JOB) as staging:
         produce(staging)
         target.write_text("someone else's")
-        with pytest.raises(TargetError):
-            staging.publish(CONTENT, b"")
+        fails(lambda: staging.publish(CONTENT, b""), TargetError)
     assert target.read_text() == "someone else's"
 
 
@@ -87,8 +86,7 @@ def test_a_directory_of_other_files_is_not_used(tmp_path):
     own.parent.mkdir()
     own.write_text("mine")
     for more in ({}, {"restart": True}, {"overwrite": True}):
-        with pytest.raises(TargetError, match="mine"):
-            Staging(tmp_path / "out", JOB, **more)
+        fails(lambda: Staging(tmp_path / "out", JOB, **more), TargetError, "mine")
     assert own.read_text() == "mine"
 
 
@@ -130,14 +128,12 @@ def test_damaged_record_is_refused_with_the_way_out(tmp_path):
     target = tmp_path / "out"
     Staging(target, JOB).close()
     (partial_path(target) / "job.json").write_text("{")
-    with pytest.raises(FormatError, match="restart=True"):
-        Staging(target, JOB)
+    fails(lambda: Staging(target, JOB), FormatError, "restart=True")
     Staging(target, JOB, restart=True).close()
 
 
 def test_missing_directory(tmp_path):
-    with pytest.raises(TargetError, match="no such directory"):
-        Staging(tmp_path / "no" / "out", JOB)
+    fails(lambda: Staging(tmp_path / "no" / "out", JOB), TargetError, "no such directory")
 
 
 # --- what somebody else has put where it is made -------------------------------------------------
@@ -197,8 +193,7 @@ def test_what_somebody_else_has_put_there_is_named_and_stays(how, victim, tmp_pa
             done = CliRunner().invoke(app, [command[0], *more, *words])
             assert done.exit_code == 1
             assert FIX in done.output
-    with pytest.raises(TargetError):
-        discard(target)
+    fails(lambda: discard(target), TargetError)
     with pytest.raises((TargetError, ValueError, FileNotFoundError)):
         dsprep.open(target)
     assert content(kept) == before
@@ -224,8 +219,7 @@ def test_what_was_replaced_is_not_published_again(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "dsprep.writing.staging._identity", lambda path: [path.stat().st_ino + 1, 0]
     )
-    with pytest.raises(TargetError, match="it exists already"):
-        Staging(target, JOB)
+    fails(lambda: Staging(target, JOB), TargetError, "it exists already")
     with Staging(target, JOB, overwrite=True) as staging:
         assert staging.state is None
         assert not staging.made.exists()

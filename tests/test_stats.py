@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import fails
 from typer.testing import CliRunner
 
 import dsprep
@@ -201,8 +202,7 @@ def test_of_a_subset(plain: Path) -> None:
     close(found, x)
     assert found == dsprep.stats(plain, "x", split)["x"]
     assert dsprep.stats(plain, subset="y == 2")["y"].classes == {2: 333}
-    with pytest.raises(DsprepError, match="no field"):
-        dsprep.stats(plain, "nosuch")
+    fails(lambda: dsprep.stats(plain, "nosuch"), DsprepError, "no field")
 
 
 @pytest.mark.parametrize(

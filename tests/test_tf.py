@@ -12,7 +12,7 @@ import adapter_contract
 import numpy as np
 import pytest
 from adapter_contract import ALONE, MIXED, AdapterContract, labels, of_reader
-from support import DTYPES, random_array, raw
+from support import DTYPES, fails, random_array, raw
 
 import dsprep
 from dsprep.core.schema import Field, Ragged, Schema
@@ -161,8 +161,7 @@ def test_signatures_of_known_transforms_are_derived(mixed, name, policy):
 
 def test_wrong_arguments(plain):
     for step in (14, -1, 1.5, True):
-        with pytest.raises(UsageError, match="step is"):
-            dataset(plain[0], 8, step=step, **ALONE)
+        fails(lambda: dataset(plain[0], 8, step=step, **ALONE), UsageError, "step is")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

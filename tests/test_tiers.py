@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import cli
+from support import cli, fails
 
 import dsprep
 from dsprep.errors import UsageError
@@ -121,8 +121,7 @@ def test_arguments_of_the_reader(tmp_path):
 
 
 def test_a_tier_that_is_too_small():
-    with pytest.raises(UsageError, match="too small"):
-        plan_of(edges_of(10), 1e9, capacity=10**9)
+    fails(lambda: plan_of(edges_of(10), 1e9, capacity=10**9), UsageError, "too small")
 
 
 # --- the command -------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 from format_contract import ReadOnlyContract
-from support import assert_same_batch
+from support import assert_same_batch, fails
 from typer.testing import CliRunner
 
 import dsprep
@@ -187,8 +187,7 @@ def parts(tmp_path):
 
 
 def test_columns_with_nulls_are_named_at_once(parts):
-    with pytest.raises(FormatError, match=r"nulls in y \(1\).*--nulls drop-rows"):
-        dsprep.open(parts)
+    fails(lambda: dsprep.open(parts), FormatError, "nulls in y (1)", "--nulls drop-rows")
     with (
         dsprep.open(parts, reading("z")) as source,
         pytest.raises(FormatError, match=r"a.parquet, row group 0, column z.*--nulls drop-rows"),
@@ -282,8 +281,7 @@ def test_nested_columns_and_their_nulls(tmp_path, name, statistics):
 def test_the_items_of_lists_have_one_type(tmp_path):
     path = written(tmp_path / "a.parquet", t=[["ab", "c"]], i=[[[1], [2, 3]]])
     for spec in ("t:int32[None]", "t:S2[None]", "t:str", "i:int64[None,1]"):
-        with pytest.raises(UsageError, match="leave the type out"):
-            dsprep.open(path, reading(spec))
+        fails(lambda: dsprep.open(path, reading(spec)), UsageError, "leave the type out")
     with dsprep.open(path, reading("new=t:bytes")) as source:
         assert source[0]["new"] == b"abc"
 
@@ -343,8 +341,7 @@ def test_directories_of_parts(tmp_path):
     with dsprep.open(root) as a, dsprep.open(tmp_path / "out.h5") as b:
         assert dsprep.verify(a, b).same
     (root / "year=2019").rename(root / "year=__HIVE_DEFAULT_PARTITION__")
-    with pytest.raises(FormatError, match=r"nulls in year \(5\).*--field x --field word"):
-        dsprep.open(root)
+    fails(lambda: dsprep.open(root), FormatError, "nulls in year (5)", "--field x --field word")
     with dsprep.open(root, OpenOptions(nulls="drop-rows")) as source:
         assert source.schema["year"].dtype == np.int64
         assert source[:]["year"].tolist() == [2020] * 10
@@ -379,6 +376,5 @@ def test_many_threads_and_large_row_groups(tmp_path, monkeypatch):
 def test_a_missing_extra_is_named(tmp_path, monkeypatch):
     path = written(tmp_path / "a.parquet", x=pa.array(range(20)))
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(DsprepError, match=r"dsprep\[parquet\]"):
-        dsprep.open(path)
+    fails(lambda: dsprep.open(path), DsprepError, "dsprep[parquet]")
     assert formats.recognise(path).name == "parquet"
