@@ -41,7 +41,7 @@ def limits(monkeypatch):
     yield
     gc.collect()
     assert not [t for t in set(threading.enumerate()) - before if t.is_alive()]
-    assert not node_root._servers
+    assert not node_root._services
 
 
 @pytest.fixture
@@ -374,7 +374,7 @@ def test_a_reader_that_is_forgotten_ends(ranks):
     next(batches)
     del node_ranks.readers[0]
     gc.collect()
-    assert not node_root._servers
+    assert not node_root._services
     assert len(list(batches)) == len(node_ranks.readers[1]) - 1
     del batches, node_ranks.readers[1]
 

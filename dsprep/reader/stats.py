@@ -223,11 +223,11 @@ class FieldSums:
         if is_number(f):
             sums.values.add(values, unpack)
         if unpack is None or not _has_classes(f):
-            sums.classes = _classes(f, column, sums.values)
+            sums.classes = _classes(f, column)
         elif f.attrs.keys() & CONVENTIONS[:2]:
             sums.classes = None  # they would be those of the packed values
         else:
-            sums.classes = _classes(f, values[~np.isnan(unpack(values))], Moments())
+            sums.classes = _classes(f, values[~np.isnan(unpack(values))])
         return sums
 
     def merge(self, other: FieldSums) -> None:
@@ -267,7 +267,7 @@ def _has_classes(f: Field) -> bool:
     return f.kind == "str" or (f.shape == () and f.dtype.kind in "biuU")
 
 
-def _classes(f: Field, column: Column, moments: Moments) -> dict[Any, int] | None:
+def _classes(f: Field, column: Column) -> dict[Any, int] | None:
     """Return how many samples have each value; None if there are too many values."""
     if not _has_classes(f) or not len(column):
         return {} if _has_classes(f) else None
@@ -281,11 +281,6 @@ def _classes(f: Field, column: Column, moments: Moments) -> dict[Any, int] | Non
                 return None
         return dict(found)
     values: Any = np.asarray(column)
-    if f.dtype.kind in "biu" and (low := moments.low) is not None and moments.high - low < CLASSES:
-        steps = values.astype(np.uint64) - np.uint64(low % (1 << 64))  # exact for all integers
-        counts = np.bincount(steps.astype(np.int64)).tolist()
-        kind = bool if f.dtype.kind == "b" else int
-        return {kind(low + i): n for i, n in enumerate(counts) if n}
     if len(values) > 1 << 16 and len(np.unique(values[: 1 << 14])) > CLASSES:
         return None  # known before all of them are sorted
     names, numbers = np.unique(values, return_counts=True)

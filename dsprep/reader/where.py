@@ -148,12 +148,15 @@ class Where:
                 return _values(name, batch[name])
             case ast.Call(func=ast.Name(id="field")):
                 return _values(name := _named(node), batch[name])
-            case ast.Call(func=ast.Name(id="len"), args=[argument]):
-                column = batch[_names(argument)[0]]
-                if isinstance(column, Ragged):
-                    return column.lengths
+            case ast.Call(
+                func=ast.Name(id="len"), args=[(ast.Name() | ast.Call()) as argument]
+            ) if isinstance(column := batch.get(*_names(argument)), Ragged):
+                return column.lengths
+            case ast.Call(func=ast.Name(id="len")):
                 raise TypeError("len is that of a ragged field")
-            case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]):
+            case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if (
+                name in _FUNCTIONS
+            ):
                 return _FUNCTIONS[name](self._value(argument, batch))
             case ast.Subscript(value=inner, slice=index):
                 return self._value(inner, batch)[:, operator.index(ast.literal_eval(index))]
@@ -161,14 +164,20 @@ class Where:
                 return ~_truth(self._value(inner, batch))
             case ast.UnaryOp(op=ast.USub(), operand=inner):
                 return _compute(operator.sub, 0, self._value(inner, batch))
-            case ast.BinOp(left=left, op=sign, right=right):
+            case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _ARITHMETIC:
                 each = (self._value(side, batch) for side in (left, right))
                 return _compute(_ARITHMETIC[type(sign)], *each)
             case ast.BoolOp(op=word, values=parts):
                 return self._combined(isinstance(word, ast.And), parts, batch)
-            case ast.Compare(left=left, ops=signs, comparators=others):
+            case ast.Compare(left=left, ops=signs, comparators=others) if not any(
+                isinstance(sign, (ast.Is, ast.IsNot)) for sign in signs
+            ):
                 return self._compared(left, signs, others, batch)
-        raise ValueError(f"{ast.unparse(node)} is none of what a condition may have")
+        known = ", ".join([*_FUNCTIONS, "len", "field"])
+        raise ValueError(
+            f"{ast.unparse(node)} is none of what a condition may have: comparisons, in, and, or, "
+            f"not, + - * / // %, and the functions {known}"
+        )
 
     def _combined(self, every: bool, parts: list[ast.expr], batch: Batch) -> Any:
         """Return whether all parts hold, or any; samples that are decided are looked at no more."""
@@ -190,7 +199,9 @@ class Where:
         results, value = [], self._value(left, batch)
         for sign, right in zip(signs, others, strict=True):
             if isinstance(sign, (ast.In, ast.NotIn)):
-                among = [self._value(element, batch) for element in _elements(right)]
+                if not isinstance(right, (ast.Tuple, ast.List, ast.Set)):
+                    raise TypeError(f"in {ast.unparse(right)}: expected values in parentheses")
+                among = [self._value(element, batch) for element in right.elts]
                 hits = [_compare(operator.eq, value, each) for each in among]
                 found = reduce(np.logical_or, hits, np.zeros(np.shape(value), bool))
                 results.append(~found if isinstance(sign, ast.NotIn) else found)
@@ -202,31 +213,12 @@ class Where:
 
 
 def _names(node: ast.expr) -> list[str]:
-    """Return the fields named in a condition; `ValueError` for what it may not have."""
-    found = []
-    for part in ast.walk(node):
-        match part:
-            case ast.Call(func=ast.Name(id="field")):
-                found.append(_named(part))
-            case ast.Call(
-                func=ast.Name(id="len"), args=[ast.Name() | ast.Call(func=ast.Name(id="field"))]
-            ):
-                pass
-            case ast.Call(func=ast.Name(id="len")):
-                raise ValueError("len is that of a ragged field")
-            case ast.Call(func=ast.Name(id=name), args=[_], keywords=[]):
-                if name not in _FUNCTIONS:
-                    known = ", ".join([*_FUNCTIONS, "len", "field"])
-                    raise ValueError(f"there is no function {name}, only {known}")
-            case ast.Call():
-                raise ValueError(f"{ast.unparse(part)} is not a call of one argument")
-            case ast.BinOp(op=sign) if type(sign) not in _ARITHMETIC:
-                raise ValueError(f"{ast.unparse(part)}: only + - * / // % compute")
-            case ast.Compare(ops=signs) if any(isinstance(s, (ast.Is, ast.IsNot)) for s in signs):
-                raise ValueError(f"{ast.unparse(part)}: compare by == or !=")
-    functions = {id(part.func) for part in ast.walk(node) if isinstance(part, ast.Call)}
-    names = [p.id for p in ast.walk(node) if isinstance(p, ast.Name) and id(p) not in functions]
-    return found + names
+    """Return the fields named in a condition."""
+    calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
+    named = [_named(c) for c in calls if isinstance(c.func, ast.Name) and c.func.id == "field"]
+    functions = {id(call.func) for call in calls}
+    words = [part for part in ast.walk(node) if isinstance(part, ast.Name)]
+    return named + [word.id for word in words if id(word) not in functions]
 
 
 def _named(node: ast.Call) -> str:
@@ -235,13 +227,6 @@ def _named(node: ast.Call) -> str:
         case ast.Call(args=[ast.Constant(value=str() as name)], keywords=[]):
             return name
     raise ValueError(f'{ast.unparse(node)}: expected field("NAME")')
-
-
-def _elements(node: ast.expr) -> list[ast.expr]:
-    """Return what stands behind ``in``."""
-    if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
-        return node.elts
-    raise ValueError(f"in {ast.unparse(node)}: expected values in parentheses")
 
 
 def _values(name: str, column: Column) -> Array:

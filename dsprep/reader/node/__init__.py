@@ -13,7 +13,6 @@ import os
 from dsprep.core.packing import digest
 from dsprep.core.schema import Schema
 from dsprep.errors import UsageError
-from dsprep.reader.node import root as node_root
 from dsprep.reader.node import wire
 from dsprep.reader.node.client import Client
 from dsprep.reader.node.root import Service
@@ -72,6 +71,4 @@ def join(rank_info: RankInfo, readers: int, task: ReadTask) -> Client | Service 
     name = wire.address("node", job_key(), root, *agreed)
     if rank >= readers:
         return Client(name, root, rank_info.rank, Schema(tuple(task.filler.fields)))
-    service = Service(task)
-    service.publish(name, node_root.BIND_SECONDS)
-    return service
+    return Service(task, name)

@@ -51,69 +51,22 @@ READ = (
 
 
 class Service:
-    """A Reader of this process, for clients that have the same Reader."""
+    """A Reader of this process, for clients of this node that have the same Reader.
 
-    def __init__(self, task: ReadTask) -> None:
-        self.task = task
-        self._pid, self._closed = os.getpid(), False
-        self._server: _Server | None = None
+    Where an equal one of this process has the name, it takes its place. `UsageError` if another
+    process has it.
+    """
 
-    def publish(self, name: str, seconds: float) -> None:
-        """Let clients find it; `UsageError` if another process has the name after some seconds."""
-        end = time.monotonic() + seconds
-        while True:
-            with _lock:
-                try:
-                    self._server = _servers[name] = _servers.get(name) or _Server(name)
-                except OSError as error:
-                    if error.errno != errno.EADDRINUSE:
-                        raise
-                else:
-                    self._server.services.append(self)
-                    return
-            if time.monotonic() >= end:
-                raise UsageError(
-                    "another process reads for this node already, under the same name",
-                    fix="give each process of a node a LOCAL_RANK, and each job a MASTER_PORT, of "
-                    "its own",
-                )
-            time.sleep(0.05)
-
-    def close(self) -> None:
-        """Have all clients read for themselves from now on, and end."""
-        if self._pid != os.getpid():
-            return
-        with _lock:
-            server, closed = self._server, self._closed
-            self._closed = True
-            if server is None or closed:
-                return
-            last = server.remove(self)
-            sessions = [s for s in server.sessions if last or s.service is self]
-        for session in sessions:
-            session.bid_farewell()
-        for session in sessions:
-            session.join()
-        if last:
-            server.join()
-
-
-class _Server:
-    """Answers clients of this node under one name, for equal Readers of this process."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.services = name, list[Service]()
+    def __init__(self, task: ReadTask, name: str) -> None:
+        self.task, self._name, self._pid, self._ended = task, name, os.getpid(), False
         self.sessions: list[_Session] = []
-        self._sock, self._ended = wire.new_socket(), False
-        try:
-            self._sock.bind(name)
-            self._sock.listen(socket.SOMAXCONN)
-        except BaseException:
-            self._sock.close()
-            raise
+        if (other := _services.get(name)) is not None:
+            other.close()
+        self._sock = _bound(name)
+        _services[name] = self
         self._thread = threading.Thread(target=self._run, name="dsprep-node", daemon=True)
         self._thread.start()
-        self._at_exit = Finalize(None, _close_all, exitpriority=100)
+        self._at_exit = Finalize(None, self.close, exitpriority=100)
 
     def _run(self) -> None:
         while True:
@@ -124,40 +77,61 @@ class _Server:
                     break
                 time.sleep(0.01)
                 continue
-            session = _Session(self, wire.own(client))
-            with _lock:
-                self.sessions = [s for s in self.sessions if s.alive()] + [session]
+            session = _Session(self.task, wire.own(client))
+            self.sessions = [s for s in self.sessions if s.thread.is_alive()] + [session]
         self._sock.close()
 
-    def remove(self, service: Service) -> bool:
-        """Forget a Reader; return whether it was the last, which ends this."""
-        self.services.remove(service)
-        if self.services:
-            return False
-        del _servers[self.name]
+    def close(self) -> None:
+        """Have all clients read for themselves from now on, and end."""
+        if self._pid != os.getpid() or self._ended:
+            return
         self._ended = True
+        if _services.get(self._name) is self:
+            del _services[self._name]
+        self._at_exit.cancel()
         self._sock.shutdown(socket.SHUT_RDWR)  # refuses clients from here on, and ends `accept`
-        return True
-
-    def join(self) -> None:
-        """Wait until it has ended."""
+        threads = [self._thread]
         if self._thread is not threading.current_thread():
             self._thread.join(CLOSE_SECONDS)
-        self._at_exit.cancel()
-        for session in self.sessions:  # that came at the last moment
+        for session in self.sessions:
             session.bid_farewell()
-            session.join()
+            threads.append(session.thread)
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(CLOSE_SECONDS)
+
+
+def _bound(name: str) -> socket.socket:
+    """Return a socket of this name; `UsageError` if another process has it after some seconds."""
+    end = time.monotonic() + BIND_SECONDS
+    while True:
+        sock = wire.new_socket()
+        try:
+            sock.bind(name)
+            sock.listen(socket.SOMAXCONN)
+        except OSError as error:
+            sock.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return sock
+        if time.monotonic() >= end:
+            raise UsageError(
+                "another process reads for this node already, under the same name",
+                fix="give each process of a node a LOCAL_RANK, and each job a MASTER_PORT, of "
+                "its own",
+            )
+        time.sleep(0.05)
 
 
 class _Session:
     """One loop of a client: a thread that answers it."""
 
-    def __init__(self, server: _Server, sock: socket.socket) -> None:
-        self._server, self._sock = server, sock
-        self.service: Service | None = None
+    def __init__(self, task: ReadTask, sock: socket.socket) -> None:
+        self._task, self._sock = task, sock
         self._steps: Steps | None = None
-        self._thread = threading.Thread(target=self._run, name="dsprep-client", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name="dsprep-client", daemon=True)
+        self.thread.start()
 
     def _run(self) -> None:
         try:
@@ -169,10 +143,6 @@ class _Session:
         finally:
             self._sock.close()
 
-    def alive(self) -> bool:
-        """Whether it has not ended."""
-        return self._thread.is_alive()
-
     def bid_farewell(self) -> None:
         """Have the client read for itself, and end."""
         with contextlib.suppress(OSError):
@@ -183,11 +153,6 @@ class _Session:
         if steps is not None:  # for which the thread may wait
             steps.close()
 
-    def join(self) -> None:
-        """Wait until it has ended."""
-        if self._thread is not threading.current_thread():
-            self._thread.join(CLOSE_SECONDS)
-
     def _serve(self) -> None:
         """Read what the client asks for."""
         if not wire.same_user(self._sock):
@@ -195,11 +160,9 @@ class _Session:
         self._sock.settimeout(GREETING_SECONDS)
         received = wire.receive(self._sock)
         self._sock.settimeout(None)
-        with _lock:
-            if received is None or not self._server.services:  # gone, or it ends just now
-                return
-            self.service = self._server.services[-1]
-        task, start = self.service.task, received[0]["start"]
+        if received is None:
+            return
+        task, start = self._task, received[0]["start"]
         stages = tuple(ResumePoint(**each) for each in start["stages"])
         own = {"stages": stages, "which": start["which"] and Pass(**start["which"])}
         legs = task.order.legs(int(received[0]["rank"]), Start(**{**start, **own}))
@@ -285,23 +248,5 @@ def _placed(
     return [p if array.nbytes and p is not None else (-1, 0) for array, p in known], memory
 
 
-_lock = threading.RLock()
-_servers: dict[str, _Server] = {}
-
-
-def _close_all() -> None:
-    """End the connections to all clients when this process ends."""
-    with _lock:
-        services = [s for server in _servers.values() for s in server.services]
-    for service in services:
-        service.close()
-
-
-def _forked() -> None:
-    """Leave everything to the parent."""
-    global _lock
-    _lock = threading.RLock()
-    _servers.clear()
-
-
-os.register_at_fork(after_in_child=_forked)
+_services: dict[str, Service] = {}
+os.register_at_fork(after_in_child=_services.clear)  # they are the parent's
