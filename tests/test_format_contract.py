@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from format_contract import FIXED, FormatContract, ReadOnlyContract
+from format_contract import FIXED, FormatContract
 from oracles import READ
 
 from dsprep import formats
@@ -18,19 +18,6 @@ class TestToy(FormatContract):
     @pytest.fixture(autouse=True)
     def _registered(self, monkeypatch):
         monkeypatch.setitem(formats.FORMATS, "toy", "toy_format:Toy")
-
-
-class TestPlain(ReadOnlyContract):
-    format = "plain"
-
-    @pytest.fixture(autouse=True)
-    def _registered(self, monkeypatch):
-        monkeypatch.setitem(formats.FORMATS, "plain", "toy_format:Plain")
-
-    def write(self, path, batch):
-        columns = list(batch.values())
-        rows = (c[i : i + 1].tobytes() for i in range(len(columns[0])) for c in columns)
-        path.write_bytes(b"".join(rows))
 
 
 class One:

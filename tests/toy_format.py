@@ -16,13 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from dsprep.core.groups import EMPTY, Grouping, round_up
-from dsprep.core.schema import Field, Schema
+from dsprep.core.schema import Schema
 from dsprep.errors import FormatError, UnsupportedError
-from dsprep.formats.base import FilePlan, Format, Source, WritableFormat, Writer
+from dsprep.formats.base import FilePlan, Source, WritableFormat, Writer
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.options import OpenOptions, WriteOptions, check_options
-from dsprep.layout.describe import FieldStorage
-from dsprep.layout.laws import Affine, Explicit
+from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Blocks, FileLayout, Groups, Part, Records
 from dsprep.storage.checksums import crc32c
 from dsprep.storage.paths import Candidate, open_file
@@ -45,7 +44,10 @@ class Toy(WritableFormat):
 
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         check_options(options, self.open_options, self.name)
-        return ToySource(path, Shape.of(path))
+        shape, file = Shape.of(path), open_file(path)
+        fields = {f.name: f for f in shape.schema}
+        parsed = Parsed(version="toy", fields=fields, layout=shape.layout())
+        return LocatedSource(path, parsed, options, file.opened, file.close)
 
     def check(self, schema: Schema, options: WriteOptions) -> tuple[str, ...]:
         self.plan(schema, options)
@@ -110,51 +112,17 @@ class Shape:
         text = json.dumps({**facts, "per": self.per, "align": self.align}).encode()
         return (MAGIC + text).ljust(HEADER, b"\0")
 
-    def offsets(self, start: int, stop: int) -> np.ndarray:
-        group, inside = np.divmod(np.arange(start, stop, dtype=np.int64), self.per)
-        return self.base + group * self.stride + inside * self.row
-
-
-class ToySource(Source):
-    """A file opened for reading."""
-
-    def __init__(self, path: Path, shape: Shape) -> None:
-        self.path, self.schema, self.version, self._shape = path, shape.schema, "toy", shape
-        self._file = open_file(path)
-
-    def __len__(self) -> int:
-        return self._shape.count
-
-    def read(self, start, stop, arena=None):
-        data = np.empty((stop - start, self._shape.row - CRC), np.uint8)
-        for i, offset in enumerate(self._shape.offsets(start, stop).tolist()):
-            row = np.empty(self._shape.row, np.uint8)
-            self._file.check_extents(np.array([offset]), np.array([len(row)]), "a row")
-            self._file.read_into(row, offset)
-            if zlib.crc32(row[:-CRC]) != int.from_bytes(row[-CRC:].tobytes(), "little"):
-                raise FormatError("the CRC differs", where=f"{self.path}, sample {start + i}")
-            data[i] = row[:-CRC]
-        batch, at = {}, 0
-        for f in self.schema:
-            part = np.ascontiguousarray(data[:, at : at + f.row_nbytes])
-            batch[f.name] = part.reshape(-1).view(f.dtype).reshape(stop - start, *f.inner)
-            at += f.row_nbytes
-        return batch
-
-    def storage(self):
-        return {f.name: FieldStorage(storage="rows", access="one read") for f in self.schema}
-
-    def extents(self, progress=None) -> FileLayout:
-        offsets = self._shape.offsets(0, len(self))
-        lengths = np.full(len(self), self._shape.row - CRC, np.int64)
-        parts, at = {}, 0
+    def layout(self) -> FileLayout:
+        offsets, parts, at = self.offsets(0, self.count), {}, 0
         for f in self.schema:
             parts[f.name] = Part(at, f.row_nbytes)
             at += f.row_nbytes
-        return FileLayout(len(self), Records(Blocks(Explicit(offsets), Explicit(lengths)), parts))
+        lengths = np.full(self.count, self.row - CRC, np.int64)
+        return FileLayout(self.count, Records(Blocks(Explicit(offsets), Explicit(lengths)), parts))
 
-    def close(self) -> None:
-        self._file.close()
+    def offsets(self, start: int, stop: int) -> np.ndarray:
+        group, inside = np.divmod(np.arange(start, stop, dtype=np.int64), self.per)
+        return self.base + group * self.stride + inside * self.row
 
 
 class ToyWriter(Writer):
@@ -199,39 +167,3 @@ class ToyWriter(Writer):
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-
-class Plain(Format):
-    """Rows of two fields and nothing else, only read: a format in the fewest lines."""
-
-    name = "plain"
-    suffixes = (".plain",)
-    fields = (Field("x", np.dtype("<f4"), (5, 3)), Field("y", np.dtype(">i8")))
-
-    def recognises(self, candidate: Candidate) -> bool:
-        return candidate.path.suffix == ".plain"
-
-    def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-        check_options(options, self.open_options, self.name)
-        return PlainSource(path, options)
-
-
-class PlainSource(LocatedSource):
-    """What is found by parsing is read through its layout."""
-
-    def __init__(self, path: Path, options: OpenOptions) -> None:
-        self._file = open_file(path)
-        schema = Schema(Plain.fields)
-        row = schema.fixed_nbytes
-        count, rest = divmod(self._file.nbytes, row)
-        if rest:
-            raise FormatError("the file ends within a row", where=path)
-        blocks = Blocks(Affine(count, 0, row), Affine(count, row))
-        x, y = Part(0, schema["x"].row_nbytes), Part(schema["x"].row_nbytes, 8)
-        layout = FileLayout(count, Records(blocks, {"x": x, "y": y}))
-        fields = {f.name: f for f in schema}
-        parsed = Parsed(version="plain rows", fields=fields, layout=layout)
-        super().__init__(path, parsed, options, self._file.opened)
-
-    def close(self) -> None:
-        self._file.close()

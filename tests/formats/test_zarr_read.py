@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 import time
@@ -79,20 +78,14 @@ def test_chunks_of_another_spelling_are_not_missing(
 def test_what_samples_have_no_place_for_is_said(tmp_path: Path) -> None:
     root = zarr.create_group(tmp_path / "a", attributes={"kept": 1})
     create(root, "x", X, dimension_names=["time", None, "lat"])
-    create(root, "y", X, dimension_names=[None, None, None], attributes={"kept": 1})
-    group = root.create_group("r", attributes={"kept": 1})
-    rows = Ragged.from_lengths(np.arange(23, dtype=F4), np.ones(23, int))
-    create(group, "values", rows.values, attributes={"unit": "m"})
-    create(group, "first", rows.offsets[:-1] + 0)
-    create(group, "count", rows.lengths)
-    create(root, "deep/z", X)
+    create(root, "deep/z", X[:, 0, 0])
     root["deep"].attrs["note"] = "n"
     with opened(tmp_path / "a") as source:
-        assert source.notes[:2] == (
+        assert source.notes == (
             "samples are counted along time",
-            "attributes of deep, r are not kept",
+            "attributes of deep are not kept",
         )
-    with opened(tmp_path / "a", "y") as source:
+    with opened(tmp_path / "a", "deep/z") as source:
         assert source.notes == ()
 
 
@@ -318,13 +311,11 @@ def test_the_dtype_attribute_is_checked(tmp_path: Path) -> None:
 def test_other_files_are_not_recognised(tmp_path: Path) -> None:
     (tmp_path / "empty.zarr").mkdir()
     (tmp_path / "text").write_text("PK\3\4 but no more")
+    (tmp_path / "nothing").write_bytes(b"")
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as target:
         target.writestr("readme.txt", "hello")
-    (tmp_path / "nothing").write_bytes(b"")
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("empty.zarr", "text", "other.zip", "nothing", "pipe", "absent"):
+    for name in ("empty.zarr", "text", "nothing", "other.zip"):
         assert not ZARR.recognises(Candidate(tmp_path / name))
-    for name in ("empty.zarr", "text", "other.zip", "nothing"):
         with pytest.raises(FormatError):
             opened(tmp_path / name)
     zarr.create_group(tmp_path / "group")
@@ -366,35 +357,6 @@ def test_groups_without_end_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a" / "again").symlink_to(tmp_path / "a")
     with pytest.raises(FormatError, match="without end"):
         opened(tmp_path / "a")
-
-
-def test_a_large_claim_about_little_data_is_refused(tmp_path: Path) -> None:
-    grid = configured("regular", chunk_shape=[23, 4, 2**36])
-    for how in ({}, {"compressors": "auto"}):
-        path = tmp_path / str(len(how))
-        create(zarr.create_group(path), "x", X, chunks=(23, 4, 6), **how)
-        edit(path / "x" / "zarr.json", shape=[23, 4, 2**36], chunk_grid=grid)
-        with opened(path) as source, pytest.raises(FormatError, match=r"too|memory"):
-            source.read(0, 1)
-
-
-def zstd_frame(nbytes: int, single: bool) -> bytes:
-    """The header of a frame that claims `nbytes`, and nothing of substance behind it."""
-    head = b"\x28\xb5\x2f\xfd" + (b"\xe0" if single else b"\xc0\x00")
-    return head + struct.pack("<Q", nbytes) + b"\1\0\0"
-
-
-@pytest.mark.parametrize("version", [2, 3])
-def test_a_decompression_bomb_is_refused(tmp_path: Path, version: int) -> None:
-    codec = numcodecs.Zstd(1) if version == 2 else zarr.codecs.ZstdCodec(level=1)
-    root = zarr.create_group(tmp_path / "a", zarr_format=version)
-    create(root, "x", X, chunks=(23, 4, 6), compressors=codec)
-    (chunk,) = [p for p in (tmp_path / "a" / "x").rglob("*") if p.name[0] in "0c" and p.is_file()]
-    for nbytes in (2**40, 2**62):
-        for single in (False, True):
-            chunk.write_bytes(zstd_frame(nbytes, single))
-            with opened(tmp_path / "a") as source, pytest.raises(FormatError, match="header"):
-                source.read(0, 23)
 
 
 @pytest.mark.parametrize("codec", [numcodecs.GZip(1), numcodecs.Blosc(), None], ids=str)

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 import zarr
 from oracles import read_arrays
-from support import STRUCT, assert_same_batch, create, random_array, random_batch, take, write_batch
+from support import STRUCT, assert_same_batch, random_batch, take, write_batch
 from zarr_stores import F4, SCHEMAS, ZARR, check, opened
 
-from dsprep.core.groups import plain
 from dsprep.core.schema import Arena, Field, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.options import Compression, WriteOptions
-from dsprep.formats.zarr.plan import plan_arrays
 
 OPTIONS = {
     "default": WriteOptions(),
@@ -147,29 +145,6 @@ def test_attributes(tmp_path: Path) -> None:
         assert attrs == {k: np.asarray(v).tolist() for k, v in kept.items()}
         assert source.schema["w"].attrs == {"lang": "de"}
         assert source.schema.attrs == {"text": "ascii"}
-
-
-@pytest.mark.parametrize("codec", [None, Compression("zstd", 1)], ids=str)
-@pytest.mark.parametrize(("count", "chunk"), [(20, 4), (20, 1), (70_000, 1)])
-def test_the_index_of_a_shard_is_as_long_as_its_samples_need(
-    tmp_path: Path, codec: Compression | None, count: int, chunk: int
-) -> None:
-    schema = Schema((Field("x", F4, (2,)), Field("wide", F4, (150 if count == 20 else 0,))))
-    batch = {f.name: random_array(f.dtype, (count, *f.inner)) for f in schema}
-    options = WriteOptions(chunk=chunk, compress=codec)
-    unit = ZARR.plan(schema, options).unit
-    write_batch(ZARR, tmp_path / "d", schema, batch, options)
-    payload = sum(c.nbytes for c in batch.values())
-    actual = sum(len(b) for b in contents(tmp_path / "d").values())
-    entries = (16 + 32 * (codec is not None)) * -(-count // chunk) * len(schema)
-    full = max(p.settled(count).files(count) for p in plan_arrays(schema, options)[0]) > 1
-    assert actual < payload + entries + 8192 + (16 << 16) * full
-    assert actual <= ZARR.plan(schema, options, plain(count), payload).nbytes < 2 * actual + 8192
-    assert unit == create(ZARR, tmp_path / "e", schema, count, options, None).unit
-    with opened(tmp_path / "d") as source:
-        assert_same_batch(source.read(3, 17), take(batch, 3, 17), schema)
-    root = zarr.open_group(tmp_path / "d", mode="r")
-    assert np.array_equal(root["x"][5:9].view("u4"), batch["x"][5:9].view("u4"))
 
 
 @pytest.mark.parametrize(
