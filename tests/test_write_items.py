@@ -29,7 +29,7 @@ from dsprep.sidecar.spec import sidecar_path
 from dsprep.storage.atomic import partial_path
 from dsprep.storage.trees import remove
 from dsprep.writing import plan, shards, shuffle, staging, tasks
-from dsprep.writing.items import calls, parts
+from dsprep.writing.items import calls
 from dsprep.writing.items import tasks as items_tasks
 
 SCRIPT = Path(item_functions.__file__)
@@ -301,8 +301,8 @@ def test_parts_that_are_not_whole_are_made_again(damage, whole, tmp_path, monkey
 
 def parts_too(around):
     """Add the steps of parts and of tasks."""
-    around(parts.PartWriter, "append")
-    around(parts, "write_record")
+    around(items_tasks.PartWriter, "append")
+    around(items_tasks, "write_record")
     around(tasks, "remove")
     around(Path, "rename")
 

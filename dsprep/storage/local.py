@@ -13,7 +13,7 @@ from typing_extensions import override
 from dsprep.core.schema import Array, Bytes, Ints
 from dsprep.errors import FormatError
 from dsprep.storage.base import Handle
-from dsprep.storage.ranges import close_quietly, fstat, named, pread_into, pread_most, read_each
+from dsprep.storage.ranges import close_quietly, fstat, pread_into, pread_most, read_each
 from dsprep.storage.scatter import Runs, fill, read_files
 
 OPENED = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -69,10 +69,7 @@ class LocalFile(Handle):
 
     @override
     def look(self, offset: int | None = None) -> tuple[int, int]:
-        try:
-            facts = os.fstat(self.fd)
-        except OSError as error:
-            raise named(error, self.fd, offset) from error
+        facts = fstat(self.fd, offset)
         return facts.st_size, facts.st_mtime_ns
 
 

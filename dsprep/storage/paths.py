@@ -302,23 +302,20 @@ class StoreEntry:
     path: str
     status: os.stat_result
 
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+    def is_dir(self, **_: object) -> bool:
         """Return whether it is a directory."""
-        del follow_symlinks
         return stat.S_ISDIR(self.status.st_mode)
 
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+    def is_file(self, **_: object) -> bool:
         """Return whether it is a file."""
-        del follow_symlinks
         return stat.S_ISREG(self.status.st_mode)
 
     def is_symlink(self) -> bool:
         """Return False: stores have no links."""
         return False
 
-    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+    def stat(self, **_: object) -> os.stat_result:
         """Return its status."""
-        del follow_symlinks
         return self.status
 
 

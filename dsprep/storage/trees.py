@@ -11,6 +11,7 @@ from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 
+from dsprep.storage.mounts import existing
 from dsprep.storage.paths import DirectoryEntry, StorePath, as_path, open_file, scan, status_of
 
 HIDDEN = (".nfs", ".fuse_hidden")
@@ -144,10 +145,7 @@ def tree_nbytes(path: Path) -> int:
 
 def free_nbytes(path: Path) -> int:
     """Return the bytes that this user can still write to the file system of `path`."""
-    at = path.absolute()
-    while not at.exists():
-        at = at.parent
-    return shutil.disk_usage(at).free
+    return shutil.disk_usage(existing(path)).free
 
 
 def drop_cached(paths: Iterable[Path]) -> None:

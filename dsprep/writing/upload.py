@@ -139,20 +139,19 @@ class UploadStaging(Staging):
         if number in self.uploaded:
             trees.remove(path)
             return
-        while len(self._waiting) >= AT_ONCE:
-            self._waiting.popleft().result()
+        self._wait(AT_ONCE - 1)
         self._waiting.append(self._pool.submit(self._upload, number, path))
 
     @override
     def reset(self, *kept: str) -> None:
-        self._drain()
+        self._wait()
         self.uploaded.clear()
         for path in self._begun:
             remote.remove(path)
         super().reset(*kept)
 
-    def _drain(self) -> None:
-        while self._waiting:
+    def _wait(self, most: int = 0) -> None:
+        while len(self._waiting) > most:
             self._waiting.popleft().result()
 
     def _upload(self, number: int, path: Path) -> None:
@@ -208,7 +207,7 @@ class UploadStaging(Staging):
     @override
     def save(self, state: Mapping[str, Any]) -> None:
         if state.get("complete"):
-            self._drain()
+            self._wait()
         if not self.is_published and (self._lasting or state.get("complete")):
             write_record(state, self.root / "state.json", durable=self.durable)
 

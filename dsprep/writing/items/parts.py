@@ -14,12 +14,11 @@ The samples of the output are written from these; where parts begin, it does not
 
 from __future__ import annotations
 
-import os
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,11 +30,10 @@ from dsprep.core.schema import Arena, Array, Batch, Ints, Schema, new_array
 from dsprep.core.spans import offsets_of
 from dsprep.errors import FormatError
 from dsprep.formats.base import Opening
-from dsprep.sidecar.spec import read_record, write_record
-from dsprep.storage.checksums import crc32c, pwrite_crc32c
-from dsprep.storage.durable import close, sync
+from dsprep.sidecar.spec import read_record
+from dsprep.storage.checksums import crc32c
 from dsprep.storage.local import LocalFile
-from dsprep.writing.samples.spool import BlockSource, pack, unpack
+from dsprep.writing.samples.spool import BlockSource, unpack
 
 LISTED = 1000
 """Failed items that are kept with their reasons, at most; of further ones only the number."""
@@ -97,40 +95,6 @@ class Part:
 def part_name(start: int, stop: int) -> str:
     """Return the name of the directory of a part."""
     return f"part-{start}-{stop}"
-
-
-class PartWriter:
-    """Writes the samples of a part into an empty directory."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._blocks: list[tuple[int, int, int, int]] = []
-        self._end = 0
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
-        self._fd = os.open(directory / "data", flags, 0o666)
-
-    def append(self, batch: Batch) -> None:
-        """Write samples, which have the fields of the schema in its order, as a block."""
-        buffers = pack(batch)
-        crc = pwrite_crc32c(self._fd, buffers, self._end)
-        nbytes = sum(int(buffer.nbytes) for buffer in buffers)
-        self._blocks.append((len(next(iter(batch.values()))), self._end, nbytes, crc))
-        self._end += nbytes
-
-    def finish(self, durable: bool, **facts: Any) -> None:
-        """Complete the files, and record what the part has; `facts` are others of a `Part`."""
-        if durable:
-            sync(self._fd, data=True)
-        self.close()
-        samples = sum(block[0] for block in self._blocks)
-        part = Part(samples=samples, nbytes=self._end, blocks=self._blocks, **facts)
-        write_record(asdict(part), self._directory / "part.json", durable=durable)
-
-    def close(self) -> None:
-        """Close the files."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            close(fd)
 
 
 def part_paths(directory: Path) -> list[tuple[int, int, Path]]:

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -17,11 +17,14 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.schema import Schema
+from dsprep.core.schema import Batch, Schema
 from dsprep.errors import ItemError, SchemaError, UsageError, describe
-from dsprep.writing.items.parts import LISTED, Failed, PartWriter
+from dsprep.sidecar.spec import write_record
+from dsprep.storage.checksums import pwrite_crc32c
+from dsprep.storage.durable import close, sync
+from dsprep.writing.items.parts import LISTED, Failed, Part
 from dsprep.writing.samples.assemble import Assembler
-from dsprep.writing.samples.spool import BLOCK_NBYTES
+from dsprep.writing.samples.spool import BLOCK_NBYTES, pack
 from dsprep.writing.samples.values import infer
 from dsprep.writing.tasks import Task
 
@@ -67,22 +70,23 @@ class ItemsTask(Task[float]):
     @override
     def make(self, directory: Path) -> float:
         began = time.monotonic()
-        with closing(PartWriter(directory)) as writer:
-            making = _Making(self, writer)
+        with closing(PartWriter(self, directory)) as writer:
             for number, item in enumerate(self.items, self.start):
-                making.add(number, item)
-            making.finish()
+                writer.add(number, item)
+            writer.finish()
         return time.monotonic() - began
 
 
-class _Making:
-    """A part that is being made."""
+class PartWriter:
+    """Writes the samples of a task into an empty directory."""
 
-    def __init__(self, task: ItemsTask, writer: PartWriter) -> None:
-        self._task, self._writer, self._schema = task, writer, task.schema
+    def __init__(self, task: ItemsTask, directory: Path) -> None:
+        self._task, self._directory, self._schema = task, directory, task.schema
         self._packed: Assembler | None = None
-        self._none = self._failures = 0
+        self._none = self._failures = self._end = 0
         self._failed: list[Failed] = []
+        self._blocks: list[tuple[int, int, int, int]] = []
+        self._fd = os.open(directory / "data", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def add(self, number: int, item: Any) -> None:
         """Add the samples of an item, all or none.
@@ -132,20 +136,40 @@ class _Making:
         count, total = len(self._packed), self._packed.nbytes
         batch, each = self._packed.take(), max(1, count * BLOCK_NBYTES // max(total, BLOCK_NBYTES))
         for i in range(0, count, each):
-            self._writer.append({name: column[i : i + each] for name, column in batch.items()})
+            self.append({name: column[i : i + each] for name, column in batch.items()})
+
+    def append(self, batch: Batch) -> None:
+        """Write samples, which have the fields of the schema in its order, as a block."""
+        buffers = pack(batch)
+        crc = pwrite_crc32c(self._fd, buffers, self._end)
+        nbytes = sum(int(buffer.nbytes) for buffer in buffers)
+        self._blocks.append((len(next(iter(batch.values()))), self._end, nbytes, crc))
+        self._end += nbytes
 
     def finish(self) -> None:
-        """Complete the part."""
+        """Complete the files."""
         self._write(0)
-        self._writer.finish(
-            self._task.durable,
+        if self._task.durable:
+            sync(self._fd, data=True)
+        self.close()
+        part = Part(
             start=self._task.start,
             stop=self._task.start + len(self._task.items),
+            samples=sum(block[0] for block in self._blocks),
+            nbytes=self._end,
+            blocks=self._blocks,
             schema=None if self._schema is None else self._schema.to_json(),
             none=self._none,
             failures=self._failures,
             failed=tuple(self._failed),
         )
+        write_record(asdict(part), self._directory / "part.json", durable=self._task.durable)
+
+    def close(self) -> None:
+        """Close the file."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            close(fd)
 
 
 def _samples(function: Function, number: int, item: Any) -> Iterator[Any]:
