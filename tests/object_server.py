@@ -50,6 +50,13 @@ class Server:
         self.random = random.Random(1)
         self.sleeping = 0
 
+    def clear(self):
+        """Have no objects, faults or counts."""
+        self.objects.clear()
+        self.uploads.clear()
+        self.set.update(dict.fromkeys(self.set, 0.0))
+        self.stat.update(dict.fromkeys(set(self.stat) - {"flying"}, 0))
+
     def put(self, path, data):
         data = bytes(data)
         self.buckets.add(path.split("/")[1])
@@ -294,6 +301,32 @@ def fresh_forkserver(*preloaded):
     yield
     forkserver._forkserver._stop()
     forkserver.set_forkserver_preload(["__main__"])
+
+
+KEYS = {"AWS_ACCESS_KEY_ID": "AKIANOBODY", "AWS_SECRET_ACCESS_KEY": "secret-secret"}
+
+
+@contextmanager
+def serving(*preloaded):
+    """Give a server that ``s3://`` leads to, also in processes of a forkserver."""
+    import pytest
+
+    made = Running()
+    made.server.endpoint = made.endpoint
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**KEYS, "AWS_ENDPOINT_URL": made.endpoint, "AWS_REGION": "r"}.items():
+            patch.setenv(name, value)
+        with fresh_forkserver(*preloaded):
+            yield made.server
+    made.close()
+
+
+def forget():
+    """Have stores made again, from the environment as it is then."""
+    from dsprep.storage import paths
+
+    for scheme in paths.SCHEMES:
+        paths._stores.pop(scheme, None)
 
 
 if __name__ == "__main__":

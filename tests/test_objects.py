@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("obstore")
 
-from object_server import Running
+from object_server import forget, serving
 from support import assert_same_batch
 
 import dsprep
@@ -37,22 +37,20 @@ NBYTES = 3_000_000
 DATA = np.random.default_rng(3).integers(0, 256, NBYTES).astype(np.uint8)
 
 
+@pytest.fixture(scope="module")
+def running():
+    with serving() as server:
+        yield server
+
+
 @pytest.fixture
-def server(monkeypatch):
-    running = Running()
-    for name, value in {
-        "AWS_ENDPOINT_URL": running.endpoint,
-        "AWS_ACCESS_KEY_ID": "none",
-        "AWS_SECRET_ACCESS_KEY": "secret-secret",
-        "AWS_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    for scheme in paths.SCHEMES:
-        monkeypatch.delitem(paths._stores, scheme, raising=False)
+def server(running, monkeypatch):
+    forget()
+    running.clear()
     monkeypatch.setattr(objects, "PAUSE", 0.001)
-    running.server.put("/b/data", DATA)
-    yield running.server
-    running.close()
+    running.put("/b/data", DATA)
+    yield running
+    forget()
 
 
 def read(file, offsets, lengths):

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("obstore")
 
-from object_server import Running, fresh_forkserver
+from object_server import forget, serving
 from support import cli
 
 import dsprep
@@ -32,11 +32,6 @@ COUNT = 90
 RNG = np.random.default_rng(2)
 X = RNG.integers(0, 99, (COUNT, 700)).astype("<u2")
 FORMATS = {".h5": "hdf5", ".lmdb": "lmdb", ".tfrecord": "tfrecord", ".zarr": "zarr"}
-ENVIRONMENT = {
-    "AWS_ACCESS_KEY_ID": "x",
-    "AWS_SECRET_ACCESS_KEY": "y",
-    "AWS_REGION": "us-east-1",
-}
 
 
 def function(item):
@@ -45,18 +40,8 @@ def function(item):
 
 @pytest.fixture(scope="module")
 def running():
-    made = Running()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": made.endpoint}.items():
-            patch.setenv(name, value)
-        with fresh_forkserver("test_objects_writing", "h5py"):
-            yield made
-    made.close()
-
-
-def forget():
-    """Have the store made again, from the environment as it is then."""
-    paths._stores.pop("s3", None)
+    with serving("test_objects_writing", "h5py") as server:
+        yield server
 
 
 def unremembered(store):
@@ -67,14 +52,13 @@ def unremembered(store):
 
 @pytest.fixture
 def server(running, monkeypatch, tmp_path):
-    """An empty server, which ``s3://`` leads to, and an empty scratch directory."""
-    running.server.objects.clear()
-    running.server.uploads.clear()
+    """An empty server, and an empty scratch directory."""
+    running.clear()
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     forget()
-    yield running.server
-    running.server.set.update(dict.fromkeys(running.server.set, 0.0))
+    yield running
+    forget()
 
 
 @pytest.fixture(scope="module")
