@@ -332,25 +332,4 @@ def test_a_loop_is_continued_with_a_cache_or_without(options, datasets, tmp_path
                 assert_same_batch(b, a, plain.schema)
 
 
-def test_a_fork_reads_from_the_cache_too(datasets, tmp_path):
-    path, cache = datasets("out.h5"), tmp_path / "cache"
-    with both(path, cache, epochs=2) as (plain, cached):
-        list(cached)
-        expected = [batch["y"].tolist() for batch in epochs(plain, 2)]
-        received, sent = os.pipe()
-        child = os.fork()
-        if not child:
-            found = [batch["y"].tolist() for batch in cached]
-            stats = cached.stats[-1]
-            os.write(sent, json.dumps([found, stats.nbytes - stats.cache_nbytes]).encode())
-            os._exit(0)
-        os.close(sent)
-        with os.fdopen(received) as pipe:
-            found, missed = json.load(pipe)
-        os.waitpid(child, 0)
-        assert found == expected[13:]
-        assert missed == 0
-        assert [batch["y"].tolist() for batch in cached] == expected[13:]
-
-
 # --- names -----------------------------------------------------------------------------------

@@ -180,25 +180,6 @@ def test_a_directory_to_which_others_may_write_is_refused(origin, tmp_path, mode
     assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_forked_child_keeps_no_lock(origin, tmp_path):
-    """Otherwise nobody could fill the copy, or make another one, as long as the child lives."""
-    with dsprep.Reader(origin, 8, cache=slow(tmp_path, "300kB/s")) as reader:
-        loop = iter(reader)
-        next(loop)
-        with CacheFolder(tmp_path).locked():
-            child = forked(lambda: time.sleep(60))
-        try:
-            assert checked(loop) == COUNT - 8
-            del loop
-            with CacheFolder(tmp_path).locked():
-                pass
-            states = np.fromfile(the_copy(tmp_path) / "state", np.uint8)
-            assert (states == READY).sum() > (states == PLANNED).sum()
-        finally:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-
-
 # --- what a copy holds ---------------------------------------------------------------------------
 
 
@@ -396,21 +377,6 @@ def test_a_cache_that_vanishes(origin, tmp_path):
         shutil.rmtree(cache)
         assert seen + checked(loop) + checked(reader) == COUNT
         assert checked(reader) + checked(reader) == COUNT
-
-
-def test_a_disk_that_is_full_from_the_start_on(origin, tmp_path, monkeypatch):
-    real, left = os.posix_fallocate, [10]
-
-    def reserve(*words: int) -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(*words)
-
-    monkeypatch.setattr(os, "posix_fallocate", reserve)
-    with said(0), dsprep.Reader(origin, 8, cache=tmp_path) as reader:
-        assert checked(reader) == checked(reader) == COUNT
-        assert 0 < reader.stats[1].cache_units < 32
 
 
 def test_a_disk_that_is_full_in_the_middle(origin, tmp_path, monkeypatch):

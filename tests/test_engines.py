@@ -115,20 +115,6 @@ def test_random_places(name, path):
     check()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_few_and_many_places(name, path):
-    engine, file = engines.make(name), open_file(path)
-    places = np.array([[scatter.DROPPED, 0]], np.int64)
-    assert engine.name == name
-    assert (
-        engine.read_runs(file, scatter.one_range(SIZE, places))[1] == 0
-    )  # nothing is read for nothing
-    for nbytes in (1, 100, 4096, 19_200):
-        count = min(3000, SIZE // nbytes)  # more than the kernel takes by one call
-        spans = [(SIZE - (count - i) * nbytes, nbytes) for i in range(count)]
-        assert read(engine, file, spans) == expected(spans)
-
-
 def test_an_engine_that_does_not_exist():
     fails(lambda: engines.make("io_uring"), UsageError, "one of buffered, direct")
 
@@ -206,16 +192,6 @@ def test_descriptors_and_maps_go_with_the_file(name, path):
     for _ in range(100):
         read(engine, open_file(path), [(0, 5000), (100_000, 5000)])
     assert held() == before
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_file_that_lost_its_name_is_still_read(name, tmp_path):
-    path = tmp_path / "data"
-    path.write_bytes(DATA.tobytes())
-    file = open_file(path)
-    path.rename(tmp_path / "old")
-    path.write_bytes(b"another one" * 1000)
-    assert read(engines.make(name), file, [(5, 9000)]) == expected([(5, 9000)])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -399,14 +375,6 @@ def test_what_a_file_system_refuses_is_read_otherwise(call, number, path, monkey
     assert engine.why.startswith('engine="direct" was asked for: ')
 
 
-def test_an_engine_that_works_says_nothing(path, recwarn):
-    engine = Fallback(engines.make("direct"))
-    engine.prepare(open_file(path))
-    assert read(engine, open_file(path), [(7, 9000)]) == expected([(7, 9000)])
-    assert engine.why is None
-    assert not recwarn.list
-
-
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])
 def test_errors_are_not_taken_for_refusals(number, path, monkeypatch):
     file = open_file(path)
@@ -425,12 +393,6 @@ def test_a_file_that_the_kernel_says_cannot_be_read_directly(told, path, monkeyp
     engine = Fallback(engines.make("direct"))
     with pytest.warns(EngineWarning, match="statx gives no alignment"):
         engine.prepare(open_file(path))
-
-
-def test_a_system_without_direct_reads(path, monkeypatch):
-    monkeypatch.delattr(os, "O_DIRECT")
-    with pytest.raises(Unavailable, match="only on Linux"):
-        read(engines.make("direct"), open_file(path), [(0, 100)])
 
 
 def test_blocks(path, monkeypatch):

@@ -342,18 +342,6 @@ def test_a_sidecar_that_is_made_again_keeps_what_only_it_knew(format, tmp_path):
         assert made.content.lineage["source"] == before.lineage["source"]
 
 
-def test_a_companion_of_another_run_is_noticed_when_opened(tmp_path):
-    schema = Schema((Field.opaque("x"),))
-    batch = random_batch(schema, 9000, longest=3000)
-    path = dataset(tmp_path, "tfrecord", schema, batch)[0]
-    companion = tmp_path / "set.tfrecord.dsprep.bin"
-    companion.write_bytes(companion.read_bytes() + b"x")
-    with pytest.raises(FormatError, match="another sidecar"):
-        open_dataset(path)
-    with open_dataset(path, through="library") as source:
-        assert len(source.read(5, 9)) == 1
-
-
 def test_chunks_that_are_kept_are_not_in_memory_that_is_used_again(tmp_path):
     path = tmp_path / "a.h5"
     rng = np.random.default_rng(0)

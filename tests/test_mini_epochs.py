@@ -153,12 +153,6 @@ def fixed(parts=4, repeats=(3,), groups=40, **others):
     return Assignment(edges, "group", 7, 1, "ragged", 2, 5, mini)
 
 
-def test_parts_are_alike_in_size():
-    order = fixed()
-    sizes = [len(order.sequence(order.mini.first(0) + 3 * m)) for m in range(4)]
-    assert sizes == [100] * 4
-
-
 @example([1, 3, 1, 1, 1], 3, 1, 0, False)
 @given(SIZES, st.integers(1, 16), st.integers(1, 4), st.integers(0, 99), st.booleans())
 def test_each_part_has_a_group(sizes, parts, pools, seed, shuffled):
@@ -193,14 +187,6 @@ def test_without_recomposing_parts_stay_and_their_order_is_drawn():
         epochs.append([tuple(sorted(p.tolist())) for p in parts])
     assert len({frozenset(parts) for parts in epochs}) == 1
     assert len({tuple(parts) for parts in epochs}) > 1
-
-
-def test_a_pool_has_the_same_samples_in_every_pass():
-    order = fixed(pools=2)
-    halves = [set(order.sequence(i).samples(0, 50).tolist()) for i in range(3)]
-    assert halves[0] == halves[1] == halves[2]
-    whole = fixed(pools=1)
-    assert len({frozenset(whole.sequence(i).samples(0, 50).tolist()) for i in range(3)}) > 1
 
 
 @given(assignments(), st.integers(1, 3))

@@ -121,19 +121,6 @@ def test_a_state_is_exact_at_every_step(data: list[Path], stop: Any, within: boo
         assert [before[first * over :] + after[0], after[1]] == loops[over : over + 2]
 
 
-def test_left_loops_go_on(data: list[Path]) -> None:
-    shares = (0.7, 0.3)
-    with Mix(dict(zip(readers(data, 70, 30), shares, strict=True))) as mix:
-        unbroken = pairs(mix)
-    with Mix(dict(zip(readers(data, 70, 30), shares, strict=True))) as mix:
-        seen = []
-        for _ in unbroken:
-            for batch in mix:
-                seen += pairs([batch])
-                break
-        assert seen == unbroken
-
-
 def test_it_resumes_on_other_ranks(data: list[Path]) -> None:
     def made(rank: int, world: int) -> Mix:
         each = readers(data, rank=rank, world_size=world)
@@ -189,14 +176,6 @@ def test_readers_share_threads_and_memory(data: list[Path]) -> None:
         assert sum(len(batch["i"]) for batch in itertools.islice(batches, 200)) == 2000
     assert not mix._io._threads
     assert not [t for t in threading.enumerate() if t.name.startswith("dsprep-")]
-
-
-def test_one_that_is_not_asked_does_not_stop_the_other(data: list[Path]) -> None:
-    shares = (0.001, 0.999)
-    with Mix(dict(zip(readers(data, epochs=None), shares, strict=True)), stop="never") as mix:
-        held = list(itertools.islice(mix, 400))  # of the second reader, but for one at most
-        assert mix.counts[0] <= 2
-        assert [len(batch["i"]) for batch in held] == [10] * 400
 
 
 def test_what_is_read_ahead_is_kept_between_epochs(data: list[Path]) -> None:

@@ -246,20 +246,6 @@ def test_loops_end_in_any_way(ranks):
         assert [bits(b) for b in reader] == [bits(b) for b in alone]
 
 
-def test_a_transform_is_applied_here(ranks):
-    node_ranks = ranks(size=2)
-    node_ranks.make(0)
-    here = []
-
-    def transform(batch):
-        here.append(threading.current_thread().name)
-        return len(batch["y"])
-
-    sizes = list(node_ranks.make(1, transform=transform, io_threads=2))
-    assert sum(sizes) == 102
-    assert len(here) == len(sizes)
-
-
 # --- who reads for whom ----------------------------------------------------------------------
 
 

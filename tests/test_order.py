@@ -275,19 +275,6 @@ def test_samples_are_at_all_positions_equally_often(shuffle, mixed):
     assert chi_square.max() < 110  # p = 1e-4 of one sample
 
 
-def test_a_global_order_of_many_samples_is_spread_evenly():
-    n, bins = 1 << 20, 32
-    sequence = Sequence(np.array([0, n]), "global", 3, 0)
-    order = sequence.samples(0, n)
-    table = np.histogram2d(np.arange(n), order, bins)[0]
-    expected = n / bins**2
-    chi_square = ((table - expected) ** 2 / expected).sum()
-    freedom = (bins - 1) ** 2
-    assert abs(chi_square - freedom) < 4 * np.sqrt(2 * freedom)
-    steps = np.diff(order)
-    assert abs(np.mean(steps > 0) - 0.5) < 0.003
-
-
 # --- the same on every machine and in every version ----------------------------------------------
 
 EDGES = (0, 5, 6, 13, 20, 21, 40)

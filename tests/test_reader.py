@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import pickle
 import shutil
 import threading
 import time
@@ -353,30 +352,6 @@ def test_tiles_masks_and_layouts_of_other_tools(tmp_path):
         check(tmp_path / "a.h5", batch, schema, setting)
 
 
-@pytest.mark.parametrize("kind", ["shards", "compressed shards", "zarr 2", "separate"])
-def test_zarr_of_other_tools(kind, tmp_path):
-    x = np.arange(50 * 6, dtype="<f4").reshape(50, 2, 3)
-    options: dict[str, Any] = {"chunks": (4, 2, 3), "compressors": None}
-    if "shards" in kind:
-        options["shards"] = (16, 2, 3)
-    if "compressed" in kind:
-        options["compressors"] = zarr.codecs.ZstdCodec()
-    if kind == "separate":
-        options["chunks"] = (1, 2, 3)
-    if kind == "zarr 2":
-        options["zarr_format"] = 2
-    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2 if "2" in kind else 3)
-    options.pop("zarr_format", None)
-    made = group.create_array("x", shape=x.shape, dtype=x.dtype, fill_value=3, **options)
-    made[:20] = x[:20]
-    made[40:] = x[40:]
-    x = made[:]
-    provenance(tmp_path / "a.zarr")
-    schema = Schema((Field("x", x.dtype, (2, 3)),))
-    for setting in settings(kind, 2):
-        check(tmp_path / "a.zarr", {"x": x}, schema, setting)
-
-
 @pytest.mark.parametrize("count", [0, 1])
 @pytest.mark.parametrize("format", ["hdf5", "tfrecord"])
 def test_hardly_any_samples(format, count, tmp_path):
@@ -511,25 +486,6 @@ def test_between_loops_the_next_epoch_is_read(tmp_path):
     list(reader)
     del reader  # without close
     assert not [t for t in threading.enumerate() if t.name.startswith("dsprep-")]
-
-
-@pytest.mark.parametrize("policy", [{}, {"remainder": "drop"}, {"remainder": "pad"}])
-def test_each_batch_comes_from_another_reader(policy, tmp_path):
-    path = dataset(tmp_path, "hdf5", MIXED, 60)[0]
-    options: dict[str, Any] = {"buffer_size": 20, "rank": 1, "world_size": 2, **policy}
-    with dsprep.Reader(path, 4, **options) as reader:
-        expected = [keys(b, MIXED) for b in reader]
-        reader.set_epoch(0)
-        found = [keys(b, MIXED) for _, b in zip(range(3), reader, strict=False)]
-        resumed = pickle.loads(pickle.dumps(reader))
-    for _ in range(len(resumed)):
-        found.append(keys(next(iter(resumed)), MIXED))
-        copy, told = pickle.loads(pickle.dumps(resumed)), resumed.state_dict()
-        again = dsprep.Reader(path, 4, **options)
-        again.load_state_dict(told)
-        assert (again.epoch, len(again)) == (copy.epoch, len(copy))
-        resumed = again
-    assert found == expected
 
 
 # --- accounts --------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 from support import MIXED, dataset, epochs, flip, flip_sampled, random_batch
@@ -32,7 +31,7 @@ from test_reader_memory import fds, threads
 
 import dsprep
 from dsprep.core.schema import Batch, Field, Schema
-from dsprep.errors import DsprepError, FormatError, ReadError, UsageError
+from dsprep.errors import DsprepError, ReadError, UsageError
 from dsprep.formats.options import Compression, WriteOptions
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import StaleError
@@ -516,23 +515,6 @@ def test_more_files_than_may_be_open(kind, tmp_path):
             assert found == keys(batch, SCHEMA)
 
 
-def test_a_damaged_companion(tmp_path):
-    schema = Schema((Field.opaque("x"),))
-    batch = random_batch(schema, 9000, seed=4, longest=3000)
-    path = dataset(tmp_path, "tfrecord", schema, batch)[0]
-    companion = tmp_path / "set.tfrecord.dsprep.bin"
-    good = companion.read_bytes()
-    with dsprep.Reader(path, 1000) as reader:
-        assert sum(len(b["x"]) for b in reader) == 9000
-    for bad in (good[:-1], good + b"x", b"\0" + good[1:] if good[0] else b"\1" + good[1:], b""):
-        companion.write_bytes(bad)
-        with pytest.raises(FormatError, match="companion"):
-            list(dsprep.Reader(path, 1000))
-    companion.unlink()
-    with pytest.raises(FormatError, match="missing"):
-        list(dsprep.Reader(path, 1000))
-
-
 # --- hostile sidecars ------------------------------------------------------------------------
 
 HARMLESS = (DsprepError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
@@ -581,47 +563,3 @@ def test_hostile_sidecars_are_refused_or_harmless(format, grouped, tmp_path, mon
             raise AssertionError(f"{done}: {error!r}") from error
         assert threads() == 0
     assert refused > 4
-
-
-@pytest.mark.parametrize("compress", [None, "gzip"])
-def test_a_status_that_is_refused_is_named_with_file_offset_and_sample(
-    compress, tmp_path, monkeypatch
-):
-    with h5py.File(tmp_path / "in.h5", "w") as file:
-        file["x"] = np.arange(6400.0).reshape(64, 100)
-    path = tmp_path / "x.h5"
-    dsprep.repack(tmp_path / "in.h5", path, buffer_size=8, compress=compress, durable=False)
-    real = os.fstat
-
-    def refused(fd):
-        if os.readlink(f"/proc/self/fd/{fd}") == str(path):  # noqa: PTH115 (it is no real path)
-            raise OSError(errno.EBADFD, os.strerror(errno.EBADFD))
-        return real(fd)
-
-    with dsprep.Reader(path, 8, shuffle="none", epochs=3) as reader:
-        list(reader)  # the next epoch may have been read ahead by now, not the one after it
-        monkeypatch.setattr(os, "fstat", refused)
-        reader._sidecar.check = lambda **_: None
-        words = rf"sample \d+ .*\[Errno 77\] .* at offset \d+: '{path}'"
-        with pytest.raises(ReadError, match=words) as caught:
-            list(reader), list(reader)
-        assert caught.value.sample % 8 == 0  # of a group, which may have been decoded ahead
-
-
-def test_very_few_files_may_be_open(tmp_path):
-    for i in range(30):
-        with h5py.File(tmp_path / f"{i:02}.h5", "w") as file:
-            file["i"], file["x"] = np.arange(10 * i, 10 * i + 10), np.zeros((10, 200))
-    dsprep.provenance(tmp_path)
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(int(name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 25, before[1]))
-    try:
-        for shuffle in ("group", "global"):
-            with dsprep.Reader(tmp_path, 16, buffer_size=150, shuffle=shuffle) as reader:
-                found = np.concatenate([batch["i"] for batch in reader])
-            assert sorted(found.tolist()) == list(range(300))
-        with dsprep.Sidecar.open(tmp_path) as opened:
-            assert (opened.read(np.arange(300)[::-1])["i"] == np.arange(300)[::-1]).all()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)

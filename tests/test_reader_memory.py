@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import MIXED, dataset, epochs, random_batch
+from support import dataset, epochs, random_batch
 from test_reader import keys
 
 import dsprep
-from dsprep.core.schema import Batch, Field, Ragged, Schema
+from dsprep.core.schema import Batch, Field, Schema
 from dsprep.reader.memory import PAGE, Pool, Stopped, anonymous
 
 COUNT = 120
@@ -58,17 +58,6 @@ def blocks_at_home(reader: dsprep.Reader) -> tuple[int, int]:
     return free, made
 
 
-@pytest.mark.parametrize(("buffers", "batch_size"), [(1, 7), (2, 200), (4, 1)])
-def test_all_batches_of_several_epochs_are_held(buffers, batch_size, data):
-    path, _ = data
-    options: dict[str, Any] = {"epochs": 3, "buffer_size": 25, "buffers": buffers, "io_threads": 2}
-    with dsprep.Reader(path, batch_size, **options) as reader:
-        one_by_one = [keys(b, LARGE) for b in epochs(reader, 3)]
-    with dsprep.Reader(path, batch_size, **options) as reader:
-        held = list(epochs(reader, 3))
-    assert [keys(b, LARGE) for b in held] == one_by_one
-
-
 def test_a_view_keeps_its_batch(data):
     """What numpy, the buffer protocol and DLPack make of an array holds its memory, too."""
     path, _ = data
@@ -93,19 +82,6 @@ def test_a_view_keeps_its_batch(data):
             del view, views
             free, made = blocks_at_home(reader)
             assert free == made
-
-
-def test_a_batch_may_be_changed_by_its_holder(data):
-    path, _ = data
-    options: dict[str, Any] = {"epochs": 3, "buffer_size": 25, "seed": 2}
-    with dsprep.Reader(path, 7, **options) as reader:
-        expected = [keys(b, LARGE) for b in epochs(reader, 3)]
-    with dsprep.Reader(path, 7, **options) as reader:
-        for batch, known in zip(epochs(reader, 3), expected, strict=True):
-            assert keys(batch, LARGE) == known
-            for column in batch.values():
-                values = column.values if isinstance(column, Ragged) else column
-                values.view(np.uint8)[...] = 0xEE
 
 
 @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
@@ -199,18 +175,6 @@ def test_many_epochs_leave_nothing_behind(tmp_path):
         assert threads() == 0
         assert len(reader.stats) == 1000
     assert fds() <= before[1]
-
-
-def test_compressed_and_mixed_batches_are_held(tmp_path):
-    origin = dataset(tmp_path, "zarr", MIXED, 60)[0]
-    for compress in (None, "gzip"):
-        path = tmp_path / f"{compress}.h5"
-        dsprep.repack(origin, path, buffer_size=12, compress=compress, durable=False)
-        for threads_ in (1, 3):
-            options: dict[str, Any] = {"buffers_mixed": 2, "epochs": 4, "io_threads": threads_}
-            with dsprep.Reader(path, 5, **options) as reader:
-                held = [(b, keys(b, MIXED)) for b in reader]
-            assert all(keys(b, MIXED) == known for b, known in held)
 
 
 # --- the pool alone --------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from support import MPIEXEC, dataset
 from test_node import COUNT, SCHEMA, bits
 
 import dsprep
-from dsprep.reader.memory import Stopped
 from dsprep.reader.node import job_key
 from dsprep.reader.node.tokens import Local, Stagger
 from dsprep.reader.node.wire import address
@@ -103,15 +102,6 @@ def test_nobody_waits_for_one_that_does_not_read(key):
         these.start(0, 2, 0.1)
     these.join()
     assert overlap([h[:2] for h in these.held]) == 2  # the other token is not left unused
-
-
-def test_waiting_ends_with_the_loop(key):
-    first, second = Stagger(Local(key, 1), 1), Stagger(Local(key, 1), 1)
-    begin = time.monotonic()
-    with first(never), pytest.raises(Stopped), second(lambda: time.monotonic() > begin + 0.1):
-        raise AssertionError
-    with second(never):
-        pass
 
 
 def test_threads_of_a_reader_share_a_token(key):
