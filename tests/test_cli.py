@@ -80,7 +80,7 @@ def test_a_dry_run_sees_what_the_run_sees(words, train, tmp_path):
         ("use --compress gzip, --stripe-size 4096", "use compress='gzip', stripe_size=4096"),
         ("read them with --samples 0:12; --chunk 8.", "read them with samples='0:12'; chunk=8."),
         ("--split 'a=1,b' names one", "split='a=1,b' names one"),
-        ("--samples-per-file or --samples", "samples_per_file= or samples="),
+        ("--shard-size or --samples", "shard_size= or samples="),
         ("dsprep repack A B --shuffle 3; --memory", "dsprep repack A B --shuffle 3; memory="),
         ("--other and --to-day", "--other and --to-day"),
     ],

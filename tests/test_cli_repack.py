@@ -44,7 +44,7 @@ def test_a_leftover_of_other_options_is_told_in_words(train, tmp_path, monkeypat
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Staging, "publish", killed)
-    words = ("repack", "--no-measure", train, tmp_path / "o.h5", "-b")
+    words = ("repack", train, tmp_path / "o.h5", "-b")
     cli(*words, 10, code=130)
     monkeypatch.undo()
     told = cli_error(*words, 20, "--shuffle", 1)

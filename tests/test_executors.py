@@ -79,13 +79,13 @@ def origin(tmp_path_factory):
         for files in ("files", "wrong") if name == "fixed" else ("files",):
             target = folder / f"{name}-{files}"
             to = "hdf5" if name == "fixed" else "tfrecord"
-            dsprep.convert(one, target, to=to, samples_per_file=110)
+            dsprep.convert(one, target, to=to, shard_size=110)
             if name == "fixed":
                 sidecar_path(target).unlink()  # read by the library
     with h5py.File(executor_job.files(folder / "fixed-wrong")[1], "r+") as file:
         for i in (3, 50, 60, 70):
             file["y"][i] += 1
-    options = {"samples_per_file": 110, "compress": "gzip:1", "chunk": 10}
+    options = {"shard_size": 110, "compress": "gzip:1", "chunk": 10}
     dsprep.convert(folder / "fixed.h5", folder / "damaged", to="hdf5", **options)
     sidecar_path(folder / "damaged").unlink()
     path = executor_job.files(folder / "damaged")[1]
@@ -203,7 +203,7 @@ def interrupt(origin, target, monkeypatch, after):
                 origin / "mixed.tfrecord",
                 target,
                 to="tfrecord",
-                samples_per_file=30,
+                shard_size=30,
                 workers=1,
                 progress=stop,
             )
@@ -292,7 +292,7 @@ def test_a_killed_rank(origin, whole, tmp_path, swept):
     root = tmp_path / ".set.dsprep-partial"
     assert (root / "killed").exists()
     words = ("convert", origin / "mixed.tfrecord", tmp_path / "set", "--to", "tfrecord")
-    done = mpiexec("-m", "dsprep", *words, "--samples-per-file", 30, ranks=2)
+    done = mpiexec("-m", "dsprep", *words, "--shard-size", 30, ranks=2)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("if an MPI process is lost, repeat the command") == 1
     assert_whole(tmp_path, whole)
@@ -301,7 +301,7 @@ def test_a_killed_rank(origin, whole, tmp_path, swept):
 @pytest.mark.parametrize("name", ["threads", "processes", pytest.param("mpi", marks=needs["mpi"])])
 def test_damaged_data_are_told_in_one_line(name, origin, tmp_path):
     sources = executor_job.files(origin / "damaged")
-    words = ["convert", *sources, tmp_path / "set", "--to", "tfrecord", "--samples-per-file", 30]
+    words = ["convert", *sources, tmp_path / "set", "--to", "tfrecord", "--shard-size", 30]
     if name == "mpi":
         ended = mpiexec("-m", "dsprep", *words, ranks=2)
         done = Answer(ended.returncode, ended.stdout, ended.stderr)
@@ -316,7 +316,7 @@ def test_damaged_data_are_told_in_one_line(name, origin, tmp_path):
 
 @pytest.mark.parametrize("to", ["zarr", "tfrecord"])  # a directory and a file
 def test_two_attempts_at_a_shard(to, origin, tmp_path, monkeypatch):
-    options = {"to": to, "samples_per_file": 100}
+    options = {"to": to, "shard_size": 100}
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     dsprep.convert(origin / "mixed.tfrecord", tmp_path / "one" / "set", **options)
@@ -441,8 +441,8 @@ def test_launched(env, expected):
 
 
 def test_wrong_names():
-    with pytest.raises(UsageError, match="--scheduler is Dask's, not of processes"):
-        executors.opened("processes", scheduler="tcp://host:1")
+    with pytest.raises(UsageError, match="is a scheduler of Dask, not of processes"):
+        executors.opened("processes:tcp://host:1")
     with pytest.raises(UsageError, match="one of threads, processes, mpi, dask"):
         executors.opened("spark")
     with executors.opened("threads") as none:
@@ -460,7 +460,7 @@ def test_a_worker_of_an_earlier_run_puts_nothing_into_a_later_one(origin, tmp_pa
         left.append(task)
         raise ReadError("stopped", 1)
 
-    options = {"to": "tfrecord", "samples_per_file": 100}
+    options = {"to": "tfrecord", "shard_size": 100}
     source, target = origin / "mixed.tfrecord", tmp_path / "set"
     root = tmp_path / ".set.dsprep-partial"
     with ThreadPoolExecutor(1) as threads:
@@ -479,7 +479,7 @@ def test_a_worker_of_an_earlier_run_puts_nothing_into_a_later_one(origin, tmp_pa
 
 def test_a_place_in_files_that_are_removed_is_forgotten_first(origin, tmp_path, monkeypatch):
     """Threads, then processes without waiting for the disk, then threads: Zarr holes read as 0."""
-    options = {"to": "zarr", "samples_per_file": 100}
+    options = {"to": "zarr", "shard_size": 100}
     (tmp_path / "one").mkdir()
     dsprep.convert(origin / "fixed.h5", tmp_path / "one" / "set", **options)
     cut, target = plan.pieces, tmp_path / "two" / "set"

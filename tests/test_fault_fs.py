@@ -346,7 +346,7 @@ def directories_that_hide_files(here: Here) -> None:
     fs, at = here.mounted(""), here.folder("hiding")
     made, root = at / "made.h5", at / ".made.h5.dsprep-partial"
     calls: list[Callable[[], Any]] = [
-        lambda: dsprep.convert(here.source, made, overwrite=True, samples_per_file=10),
+        lambda: dsprep.convert(here.source, made, overwrite=True, shard_size=10),
         lambda: dsprep.write(made, range(9), function=_two, overwrite=True, resume=True),
     ]
     with fs.armed("unseen"), pytest.MonkeyPatch.context() as quick:

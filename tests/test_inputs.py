@@ -402,7 +402,7 @@ def test_what_is_not_a_path(path):
         (lambda d: dsprep.inspect("a"), "'a' is not an opened dataset"),
         (lambda d: dsprep.repack(d, d / "y.h5", shuffle=-1), "shuffle is -1"),
         (lambda d: dsprep.repack(d, d / "y.h5", duplicate="2"), "duplicate is '2'"),
-        (lambda d: dsprep.convert(d, d / "y.h5", samples_per_file=2.5), "samples_per_file is 2.5"),
+        (lambda d: dsprep.convert(d, d / "y.h5", shard_size=2.5), "2.5. is not understood"),
         (lambda d: dsprep.convert(d, d.with_name("y.h5"), workers=2.5), "2.5 workers"),
     ],
 )

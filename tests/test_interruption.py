@@ -37,10 +37,10 @@ STRIDE = 1 if os.environ.get("DSPREP_FULL") == "1" else 17
 CASES = [
     ("hdf5", FIXED, {"chunk": 7}),
     ("hdf5", MIXED, {"compress": "gzip:1"}),
-    ("tfrecord", MIXED, {"samples_per_file": 70}),
+    ("tfrecord", MIXED, {"shard_size": 70}),
     ("zarr", FIXED, {"compress": "gzip:1", "chunk": 10}),
     ("hdf5", MIXED, {**GROUPS, "shuffle": 3}),
-    ("tfrecord", FIXED, {**GROUPS, "shuffle": 3, "samples_per_file": 70}),
+    ("tfrecord", FIXED, {**GROUPS, "shuffle": 3, "shard_size": 70}),
 ]
 
 
@@ -104,7 +104,7 @@ def test_killed_at_every_step(to, schema, options, origin, tmp_path, monkeypatch
         cut = getattr(plan, name)
         monkeypatch.setattr(shards, name, lambda *a, c=cut, **k: c(*a, **{"target": 40_000, **k}))
     format = formats.load(to)
-    target = tmp_path / ("set" if "samples_per_file" in options else f"set{format.suffixes[0]}")
+    target = tmp_path / ("set" if "shard_size" in options else f"set{format.suffixes[0]}")
     verb = dsprep.repack if "buffer_size" in options else dsprep.convert
 
     def make(workers):
@@ -130,7 +130,7 @@ def test_killed_at_every_step(to, schema, options, origin, tmp_path, monkeypatch
     assert step > first
 
 
-SHARDS = {"samples_per_file": 40}
+SHARDS = {"shard_size": 40}
 CUTS = {"convert": SHARDS, "repack": {**SHARDS, **GROUPS, "shuffle": 3}, "one file": {}}
 
 

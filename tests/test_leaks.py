@@ -157,7 +157,7 @@ def large(tmp_path_factory):
 )
 def test_signals(executor, number, group, code, word, large, tmp_path):
     target = tmp_path / "out"
-    words = ["convert", large, target, "--to", "tfrecord", "--samples-per-file", 5]
+    words = ["convert", large, target, "--to", "tfrecord", "--shard-size", 5]
     words += ["--executor", executor, "--workers", 2]
     child = start(tmp_path, *words)
     while not (tmp_path / "waits").exists():
@@ -205,7 +205,7 @@ def test_no_more_threads_is_one_line(tmp_path, monkeypatch):
 def test_many_files_with_few_descriptors(tmp_path):
     for suffix in SUFFIXES:
         to = suffix[1:].replace("h5", "hdf5")
-        make(tmp_path / to, count=50, to=to, samples_per_file=1)
+        make(tmp_path / to, count=50, to=to, shard_size=1)
     code = (
         "import resource, sys, dsprep\n"
         "from pathlib import Path\n"
@@ -273,5 +273,5 @@ def test_an_error_without_a_name_says_what_was_written(tmp_path, monkeypatch):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("dsprep.writing.transfer.ShardCopy.run", failing)
-    words = ("convert", path, tmp_path / "out", "--to", "zarr", "--samples-per-file", 15)
+    words = ("convert", path, tmp_path / "out", "--to", "zarr", "--shard-size", 15)
     assert "Input/output error (while out-00000-of-00003.zarr was written)" in cli_error(*words)

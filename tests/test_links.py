@@ -34,7 +34,7 @@ def test_links_of_a_sidecar(to, tmp_path):
     (tmp_path / "in").mkdir()
     path = tmp_path / "in" / "set"
     batch = random_batch(SCHEMA, 20)
-    written(path, SCHEMA, batch, to=to, samples_per_file=10)
+    written(path, SCHEMA, batch, to=to, shard_size=10)
     last = sorted(path.iterdir())[-1]
     replace_by_link(last, path / "below")
     with Sidecar.open(path) as opened:

@@ -89,7 +89,7 @@ def test_every_schema_is_read_in_any_order(format, name, tmp_path):
 def test_many_files_are_one_dataset(format, tmp_path):
     origin, batch = dataset(tmp_path, "hdf5", MIXED, 100)
     target = tmp_path / "shards"
-    dsprep.convert(origin, target, to=format, samples_per_file=17, workers=1)
+    dsprep.convert(origin, target, to=format, shard_size=17, workers=1)
     with dsprep.open(target) as source:
         assert isinstance(source, SidecarSource)
         assert source.schema == MIXED
@@ -332,7 +332,7 @@ def test_a_sidecar_that_is_made_again_keeps_what_only_it_knew(format, tmp_path):
     for target in (tmp_path / "one" / f"a{SUFFIX[format]}", tmp_path / "many"):
         target.parent.mkdir(exist_ok=True)
         per = 11 if target.name == "many" else None
-        dsprep.convert(origin, target, to=format, samples_per_file=per, workers=1)
+        dsprep.convert(origin, target, to=format, shard_size=per, workers=1)
         before = spec.read(spec.sidecar_path(target))
         made = provenance(target)
         assert made.content.schema == schema

@@ -329,11 +329,11 @@ def test_other_endpoints_take_http(server, scheme, monkeypatch, tmp_path):
     (tmp_path / "key.json").write_text(json.dumps(key))
     names = "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"
     for name in names:
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
+        monkeypatch.setenv(name, server.endpoint)
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(tmp_path / "key.json"))
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "b")
     monkeypatch.setenv("AZURE_SKIP_SIGNATURE", "true")
-    assert "640" in run("inspect", f"{scheme}://b/plain.h5", "--endpoint", server.endpoint)
+    assert "640" in run("inspect", f"{scheme}://b/plain.h5")
 
 
 # --- what is asked for ---------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def check_read(name, count=COUNT):
         for (i, verb), (k, suffix) in itertools.product(
             enumerate((dsprep.convert, dsprep.repack)), enumerate(FORMATS)
         )
-        for cut in ({}, {"samples_per_file": 32})[(i + k) % 2 :][:1]
+        for cut in ({}, {"shard_size": 32})[(i + k) % 2 :][:1]
     ],
 )
 def test_bytes_and_sidecar_are_those_of_a_local_run(verb, cut, suffix, source, server, tmp_path):
@@ -137,7 +137,7 @@ def test_bytes_and_sidecar_are_those_of_a_local_run(verb, cut, suffix, source, s
 def test_stores_of_other_habits(habit, source, server, tmp_path):
     server.set[habit] = 1.0
     for _ in range(2):
-        dsprep.convert(source, "s3://b/out", to="hdf5", samples_per_file=30, overwrite=True)
+        dsprep.convert(source, "s3://b/out", to="hdf5", shard_size=30, overwrite=True)
         check_read("s3://b/out")
     with dsprep.Reader("s3://b/out", 16, epochs=1) as reader:
         assert sum(len(batch["y"]) for batch in reader) == COUNT
@@ -154,7 +154,7 @@ def test_large_files_go_in_parts(source, server, tmp_path, monkeypatch):
     monkeypatch.setattr("dsprep.storage.objects.store.UPLOAD_NBYTES", 16 << 10)
     server.set.update({"500": 0.05, "503": 0.05, "reset": 0.05})
     dsprep.convert(source, "s3://b/out.h5")
-    dsprep.convert(source, "s3://b/shards", to="tfrecord", samples_per_file=20)
+    dsprep.convert(source, "s3://b/shards", to="tfrecord", shard_size=20)
     server.set.update({"500": 0, "503": 0, "reset": 0})
     assert server.objects["/b/out.h5"][1].endswith('-8"')
     for name in ("s3://b/out.h5", "s3://b/shards"):
@@ -187,7 +187,7 @@ def killed(source, target, options, number, after, scratch):
 
 @pytest.mark.parametrize(
     ("options", "step"),
-    [({"samples_per_file": 30}, 3), ({"to": "zarr", "chunk": 30}, 7), ({"overwrite": True}, 2)],
+    [({"shard_size": 30}, 3), ({"to": "zarr", "chunk": 30}, 7), ({"overwrite": True}, 2)],
     ids=["shards", "zarr", "overwrite"],
 )
 def test_killed_runs_continue_to_the_same_bytes(
@@ -249,7 +249,7 @@ def fail_at(monkeypatch, number, error):
 @pytest.mark.parametrize("error", [OSError(5, "the store is away"), KeyboardInterrupt()])
 def test_after_an_error_a_run_continues(error, source, server, tmp_path, monkeypatch):
     def convert(**more):
-        return dsprep.convert(source, "s3://b/out", to="hdf5", samples_per_file=15, **more)
+        return dsprep.convert(source, "s3://b/out", to="hdf5", shard_size=15, **more)
 
     with monkeypatch.context() as patched:
         fail_at(patched, 6, error)
@@ -264,7 +264,7 @@ def test_after_an_error_a_run_continues(error, source, server, tmp_path, monkeyp
             with pytest.raises(TargetError, match="not complete"):
                 read(name)
     with pytest.raises(TargetError, match="other: files"):
-        dsprep.convert(source, "s3://b/out", to="hdf5", samples_per_file=16)
+        dsprep.convert(source, "s3://b/out", to="hdf5", shard_size=16)
     with monkeypatch.context() as patched:
         names = fail_at(patched, 0, error)
         convert()
@@ -277,7 +277,7 @@ def test_after_an_error_a_run_continues(error, source, server, tmp_path, monkeyp
 
 
 def test_what_was_removed_meanwhile_is_written_again(source, server, tmp_path, monkeypatch):
-    options = {"to": "tfrecord", "samples_per_file": 15}
+    options = {"to": "tfrecord", "shard_size": 15}
     with monkeypatch.context() as patched:
         fail_at(patched, 14, OSError(5, "the store is away"))
         with pytest.raises(OSError, match="away"):
@@ -295,7 +295,7 @@ def test_restart_discards_what_was_written(source, server, tmp_path, monkeypatch
     with monkeypatch.context() as patched:
         fail_at(patched, 8, OSError(5, "the store is away"))
         with pytest.raises(OSError, match="away"):
-            dsprep.convert(source, "s3://b/out", to="hdf5", samples_per_file=15)
+            dsprep.convert(source, "s3://b/out", to="hdf5", shard_size=15)
     dsprep.convert(source, "s3://b/out", to="lmdb", restart=True)
     assert list(objects(server)) == ["out/data.mdb"]
     check_read("s3://b/out")
@@ -306,7 +306,7 @@ def test_restart_discards_what_was_written(source, server, tmp_path, monkeypatch
 
 
 def test_what_exists_is_not_replaced_unasked(source, server):
-    dsprep.convert(source, "s3://b/out", to="hdf5", samples_per_file=50)
+    dsprep.convert(source, "s3://b/out", to="hdf5", shard_size=50)
     for name in ("out", "out/out-00000-of-00002.h5"):
         with pytest.raises(TargetError, match="exists already"):
             dsprep.convert(source, f"s3://b/{name}", to="hdf5")
@@ -320,10 +320,10 @@ def test_what_exists_is_not_replaced_unasked(source, server):
     ("before", "after"),
     [
         ({}, {}),
-        ({"samples_per_file": 20}, {"samples_per_file": 20}),
-        ({"samples_per_file": 20}, {"samples_per_file": 50}),
-        ({"samples_per_file": 20}, {}),
-        ({}, {"samples_per_file": 20}),
+        ({"shard_size": 20}, {"shard_size": 20}),
+        ({"shard_size": 20}, {"shard_size": 50}),
+        ({"shard_size": 20}, {}),
+        ({}, {"shard_size": 20}),
         ({"to": "zarr"}, {"to": "zarr", "chunk": 50}),
     ],
 )
@@ -408,7 +408,7 @@ def test_split_and_shuffle(source, server, tmp_path):
 @pytest.mark.parametrize("way", ["stream", "spool", "items", "shards"])
 def test_write(way, server, tmp_path):
     samples = ({"x": X[i], "y": i} for i in range(COUNT))
-    more = {"samples_per_file": 32, "to": "hdf5"} if way == "shards" else {}
+    more = {"shard_size": 32, "to": "hdf5"} if way == "shards" else {}
     if way == "items":
         report = dsprep.write("s3://b/out.h5", range(COUNT), function=function)
     else:
@@ -426,14 +426,14 @@ def test_a_program_that_fails_leaves_nothing(server, tmp_path):
         raise RuntimeError("no more")
 
     with pytest.raises(RuntimeError):
-        dsprep.write("s3://b/out", samples(), length=COUNT, to="hdf5", samples_per_file=16)
+        dsprep.write("s3://b/out", samples(), length=COUNT, to="hdf5", shard_size=16)
     assert not server.objects
     check_clean(server, tmp_path)
 
 
 def test_workers_of_an_executor(source, server, tmp_path):
     with dsprep.executors.opened("processes", workers=2) as executor:
-        dsprep.convert(source, "s3://b/out", to="hdf5", samples_per_file=20, executor=executor)
+        dsprep.convert(source, "s3://b/out", to="hdf5", shard_size=20, executor=executor)
     check_read("s3://b/out")
     check_clean(server, tmp_path)
 
@@ -444,7 +444,7 @@ def test_command_line(source, server, tmp_path):
     assert not server.objects
     cli("convert", source, "s3://b/out.h5")
     cli("verify", source, "s3://b/out.h5")
-    cli("repack", "s3://b/out.h5", "s3://b/grouped.h5", "--no-measure")
+    cli("repack", "s3://b/out.h5", "s3://b/grouped.h5")
     check_read("s3://b/grouped.h5")
     out = "s3://b/elsewhere/x.dsprep.json"
     cli("provenance", "s3://b/out.h5", "--out", out)
@@ -462,17 +462,17 @@ def test_a_server_of_others(source, server, tmp_path, monkeypatch):
         boto3 = pytest.importorskip("boto3")
         boto3.client("s3", endpoint_url=f"http://{host}:{port}").create_bucket(Bucket="bucket")
         for more in ({}, {"overwrite": True}):
-            dsprep.convert(source, "s3://bucket/out", to="hdf5", samples_per_file=50, **more)
+            dsprep.convert(source, "s3://bucket/out", to="hdf5", shard_size=50, **more)
             check_read("s3://bucket/out")
     finally:
         started.stop()
         forget()
 
 
-@pytest.mark.parametrize("more", [{}, {"samples_per_file": 15, "overwrite": True}])
+@pytest.mark.parametrize("more", [{}, {"shard_size": 15, "overwrite": True}])
 def test_answers_that_are_lost(more, source, server, tmp_path):
     if more:
-        dsprep.convert(source, "s3://b/out", to="hdf5", samples_per_file=15)
+        dsprep.convert(source, "s3://b/out", to="hdf5", shard_size=15)
     server.set["lost"] = 0.2
     server.stat["faults"] = 0
     for _ in range(30):

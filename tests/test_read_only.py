@@ -27,7 +27,7 @@ def locked(request, tmp_path, monkeypatch):
     folder = tmp_path / "locked"
     folder.mkdir()
     path = folder / f"a{request.param}"
-    more = {} if request.param else {"to": "hdf5", "samples_per_file": 9}
+    more = {} if request.param else {"to": "hdf5", "shard_size": 9}
     written(path, SCHEMA, 30, **more)
     beside = tmp_path / "elsewhere.json"
     shutil.move(spec.sidecar_path(path), beside)
@@ -85,7 +85,7 @@ def test_the_error_says_what_to_do(locked):
 @pytest.mark.parametrize("suffix", [".zarr", ".lmdb", ""])
 def test_a_sidecar_inside_does_not_change_the_dataset(suffix, tmp_path):
     path = tmp_path / f"a{suffix}"
-    more = {} if suffix else {"to": "hdf5", "samples_per_file": 9}
+    more = {} if suffix else {"to": "hdf5", "shard_size": 9}
     written(path, SCHEMA, 30, **more)
     if suffix != ".lmdb":
         inside = path / "x" if suffix else next(path.iterdir())

@@ -242,7 +242,7 @@ def test_many_files(format, per, tmp_path):
     count = 60 if per > 1 else 12
     origin, batch = dataset(tmp_path, "hdf5", MIXED, count)
     target = tmp_path / "shards"
-    dsprep.convert(origin, target, to=format, samples_per_file=per, workers=1)
+    dsprep.convert(origin, target, to=format, shard_size=per, workers=1)
     for k, setting in enumerate(settings(f"{format} {per}", 3 if per > 1 else 2)):
         size = (3, 40, None)[k]
         check(target, batch, MIXED, replace(setting, buffer_size=size, verify=False))
@@ -278,7 +278,7 @@ def test_encoded_ragged_values_of_many_files(tmp_path):
     batch = random_batch(MIXED, 100, seed=5, longest=50)
     origin = dataset(tmp_path, "hdf5", MIXED, batch)[0]
     target = tmp_path / "shards"
-    options = {"samples_per_file": 10, "workers": 1, "compress": "gzip", "memory": "100GiB"}
+    options = {"shard_size": 10, "workers": 1, "compress": "gzip", "memory": "100GiB"}
     dsprep.convert(origin, target, to="hdf5", **options)
     for threads in (1, 3):
         setting = Setting("none", batch_size=7, buffer_size=50, io_threads=threads)

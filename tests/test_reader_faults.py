@@ -469,7 +469,7 @@ def test_files_that_are_missing(tmp_path):
     schema = Schema((Field("x", np.dtype("<f4"), (20000,)),))
     origin = dataset(tmp_path, "hdf5", schema, COUNT)[0]
     target = tmp_path / "set"
-    dsprep.convert(origin, target, to="hdf5", samples_per_file=10, workers=1)
+    dsprep.convert(origin, target, to="hdf5", shard_size=10, workers=1)
     options: dict[str, Any] = {"buffer_size": 10, "shuffle": "none"}
     with dsprep.Reader(target, 10, **options) as reader:
         loop = iter(reader)
@@ -494,7 +494,7 @@ def test_more_files_than_may_be_open(kind, tmp_path):
     origin, batch = dataset(tmp_path, "hdf5", SCHEMA, count)
     path = tmp_path / "set"
     if kind == "files":
-        dsprep.convert(origin, path, to="hdf5", samples_per_file=1, workers=1, durable=False)
+        dsprep.convert(origin, path, to="hdf5", shard_size=1, workers=1, durable=False)
     else:
         compress = "gzip" if "compressed" in kind else None
         options = {"workers": 1, "compress": compress, "memory": "100GiB", "durable": False}

@@ -29,7 +29,7 @@ STRIDE = 1 if os.environ.get("DSPREP_FULL") == "1" else 5
 CASES = [
     ("set.lmdb", {}, True),
     ("set.zarr", {}, False),
-    ("set", {"to": "lmdb", "samples_per_file": 8}, False),
+    ("set", {"to": "lmdb", "shard_size": 8}, False),
     ("set.h5", {"buffer_size": 4, "stripe_size": "4KiB"}, True),
 ]
 
@@ -106,8 +106,8 @@ def test_old_or_new_whatever_fails(name, options, exchange, tmp_path, monkeypatc
     old, work = tmp_path / "old", tmp_path / "work"
     old.mkdir()
     origin, target = make(tmp_path / "origin.h5", 1), work / name
-    per_file = options.get("samples_per_file")
-    make(old / name, 2, to=options.get("to"), samples_per_file=per_file)
+    per_file = options.get("shard_size")
+    make(old / name, 2, to=options.get("to"), shard_size=per_file)
     run = dsprep.repack if "buffer_size" in options else dsprep.convert
 
     def convert():

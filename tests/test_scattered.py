@@ -59,7 +59,7 @@ def data(request, tmp_path_factory):
     path = directory / f"first{SUFFIX[format]}"
     options = None
     if form == "several":
-        path, options = directory / "set", ConvertOptions(to=format, samples_per_file=400)
+        path, options = directory / "set", ConvertOptions(to=format, shard_size=400)
     run_job(plan_job(source, path, options), RunOptions(workers=1))
     if form == "grouped":
         first, path = path, directory / f"grouped{SUFFIX[format]}"

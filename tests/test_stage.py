@@ -35,7 +35,7 @@ CASES = {
     "ragged.h5": (RAGGED, GROUPED),
     "ragged.zarr": (RAGGED, GROUPED),
     "packed.zarr": (FIXED, {**GROUPED, "compress": "zstd"}),
-    "files": (FIXED, {**GROUPED, "to": "tfrecord", "samples_per_file": 24}),
+    "files": (FIXED, {**GROUPED, "to": "tfrecord", "shard_size": 24}),
     "plain.h5": (FIXED, {}),
     "plain.lmdb": (RAGGED, {}),
 }
@@ -342,7 +342,7 @@ def test_the_command_says_what_it_did(root, tmp_path, monkeypatch):
         (["--to", "c"], "which of the 2 nodes"),
         (["--node", 2, "--to", "c"], "less than 2: 4 ranks, 2 on a node"),
         (["--node", 1], "add --to DIR"),
-        (["--node", 1, "--to", "c", "--pools", 2], "those of --mini-epochs"),
+        (["--node", 1, "--to", "c", "--pools", 2], "is of mini-epochs"),
         (["--all", "--to", "c", "--mini-epochs", 2], "those of one node"),
         (["--node", 1, "--to", "c", "--mini-epochs", 99], "99 mini-epochs are more than"),
         (["--node", 1, "--manifest", "m", "--cache-size", "1GB"], "cache_size is that of a cache"),

@@ -23,7 +23,8 @@ FOLDER = Path(__file__).with_name("cli")
 CHANGING = re.compile(
     r"\d[\d.,]* ?(?:[kMGT]?B/s|[mµ]?s\b)|\d{4}-\d\d-\d\dT\S+"
     r"|(?<=with dsprep  )\S+|(?<=line )\d+|(?<=KiB of )\w+"
-    r"|(?<=^bytes    ).+|(?<=^bytes        ).+|(?<=\"nbytes\": )\d+",
+    r"|(?<=^bytes    ).+|(?<=^bytes        ).+|(?<=\"nbytes\": )\d+"
+    r"|(?<=^pays off ).*",
     re.MULTILINE,
 )
 """Times, rates, versions, places in the code, the kind of the file system, sizes of sidecars."""

@@ -235,9 +235,8 @@ def test_what_is_wrong_is_known_before_the_program_runs(tmp_path):
     with pytest.raises(TargetError, match="not replaced"):
         dsprep.write(tmp_path / "folder", never(), overwrite=True)
     for options in (
-        {"samples_per_file": 3, "shard_size": 4},
         {"length": -1},
-        {"samples_per_file": 0},
+        {"shard_size": 0},
         {"compress": "zstd:x"},
         {"memory": "lots"},
         {"schema": {"x": "nothing"}},

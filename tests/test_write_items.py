@@ -311,7 +311,7 @@ STRIDE = 1 if os.environ.get("DSPREP_FULL") == "1" else 53
 CASES = [
     ("hdf5", {}),
     ("lmdb", {"shuffle": 3}),
-    ("zarr", {"errors": "skip", "samples_per_file": 12}),
+    ("zarr", {"errors": "skip", "shard_size": 12}),
 ]
 
 

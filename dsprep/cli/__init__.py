@@ -16,8 +16,8 @@ from typing import Annotated
 import typer
 
 from dsprep import __version__
+from dsprep.cli.command import Entry, Group
 from dsprep.cli.report import say
-from dsprep.cli.usage import Entry, Group
 
 COMMANDS: Mapping[str, Entry] = {
     "inspect": Entry(

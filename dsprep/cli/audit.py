@@ -3,84 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from dsprep.cli import options as opt
+from dsprep.cli.command import command
 from dsprep.cli.report import count_bar, fail, print_json, print_rows, say
+from dsprep.core.arguments import OrderArguments
 
 if TYPE_CHECKING:
     from dsprep.verbs.audit import AuditReport
     from dsprep.verbs.counting import EpochAudit
 
-RESUMING = "An epoch that is interrupted"
 
-EPILOG = """
-dsprep audit train.h5 --ranks 64 --batch-size 32
-
-dsprep audit train.h5 --ranks 9216 --batch-size 4 --epochs 3 --remainder drop
-
-dsprep audit train.lmdb --ranks 8 --batch-size 64 -b 64MiB --buffers-mixed 4
-
-dsprep audit train.h5 -P 64 -M 32 --resume-at 100 --resume-ranks 48
-
-dsprep audit train.h5 -P 64 -M 32 --mini-epochs 8 --repeats 4
-
-dsprep audit train.h5 -P 4 -M 32 --mini-epochs 3 --repeats 2,4,6 --fixed-parts
-
-dsprep audit train.h5 -P 64 -M 32 --subset 'label in (3, 5)' --weights w
-
-Exit status: 0 the promise is kept, 1 it is broken, or bad data, 2 wrong usage.
-"""
-
-
-@opt.command(EPILOG)
+@command
 def audit(
-    data: Annotated[list[str], opt.argument("DATA...", "The dataset, or its sidecar.")],
-    ranks: Annotated[
-        int, typer.Option("--ranks", "-P", metavar="N", min=1, help="Processes that read.")
-    ],
-    batch_size: Annotated[
-        int,
-        typer.Option("--batch-size", "-M", metavar="N", min=1, help="Samples per step and rank."),
-    ],
-    ordering: dict[str, Any],
-    epochs: int = opt.value("N", "Epochs to compute.", "--epochs", "-E", default=1, min=1),
-    repeats: str = opt.value(
-        "RF",
-        "Passes of each part: a number, or those of each in turn (2,4,6), of which the last one "
-        "holds for all further parts.",
-        panel=opt.PARTS,
-        default="1",
-    ),
-    resume_at: int | None = opt.value(
-        "STEP", "Interrupt each epoch, or pass, after so many steps.", panel=RESUMING, min=0
-    ),
-    resume_ranks: int | None = opt.value(
-        "N", "Continue it with so many ranks.", panel=RESUMING, min=1
-    ),
-    json: opt.Json = False,
+    data: tuple[str, ...],
+    /,
+    ranks: int,
+    batch_size: int,
+    order: OrderArguments,
+    epochs: int = 1,
+    repeats: str = "1",
+    resume_at: int | None = None,
+    resume_ranks: int | None = None,
+    json: bool = False,
 ) -> None:
     """Prove that every sample comes once: compute what each rank delivers in each epoch.
 
     Nothing but the sidecar is read.
+
+    Parameters
+    ----------
+    data : DATA...
+        The dataset, or its sidecar.
+    ranks
+        Processes that read.
+    batch_size
+        Samples per step and rank.
+    epochs
+        Epochs to compute.
+    repeats : RF
+        Passes of each mini-epoch: a number, or those of each in turn (2,4,6), of which the last one
+        holds for all further ones.
+    resume_at : STEP
+        Interrupt each epoch, or pass, after so many steps.
+    resume_ranks
+        Continue it with so many ranks.
+    json
+        Print the result as JSON.
+
+    Examples
+    --------
+    dsprep audit train.h5 --ranks 64 --batch-size 32
+    dsprep audit train.h5 --ranks 9216 --batch-size 4 --epochs 3 --remainder drop
+    dsprep audit train.lmdb --ranks 8 --batch-size 64 -b 64MiB --buffers-mixed 4
+    dsprep audit train.h5 -P 64 -M 32 --resume-at 100 --resume-ranks 48
+    dsprep audit train.h5 -P 64 -M 32 --mini-epochs 8 --repeats 4
+    dsprep audit x.h5 -P 4 -M 32 --mini-epochs 3 --repeats 2,4,6 --no-recompose
+    dsprep audit train.h5 -P 64 -M 32 --subset 'label in (3, 5)' --weights w
+
+    Notes
+    -----
+    Exit status: 0 the promise is kept, 1 it is broken, or bad data, 2 wrong usage.
     """
     from dsprep.verbs.audit import audit as compute
 
-    if ordering["mini_epochs"] is None and repeats != "1":
-        fail("--repeats are those of --mini-epochs", 2)
+    order["repeats"] = _numbers(repeats)
+    resuming = {"resume_at": resume_at, "resume_ranks": resume_ranks}
     with count_bar("audit", not json) as update:
         report = compute(
-            data,
-            ranks,
-            batch_size,
-            epochs=epochs,
-            repeats=_numbers(repeats),
-            resume_at=resume_at,
-            resume_ranks=resume_ranks,
-            progress=update,
-            **ordering,
+            data, ranks, batch_size, epochs=epochs, progress=update, **resuming, **order
         )
     if json:
         print_json(report.to_json())

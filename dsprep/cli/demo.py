@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import typer
 
-from dsprep.cli import options as opt
+from dsprep.cli.command import command
 from dsprep.cli.report import print_json, say
 
 if TYPE_CHECKING:
@@ -17,13 +17,6 @@ if TYPE_CHECKING:
     from dsprep.formats.base import Source
     from dsprep.formats.options import OpenOptions
     from dsprep.writing.job import Report
-
-EPILOG = """
-dsprep demo
-
-dsprep demo --keep demo-data
-"""
-
 
 Step: TypeAlias = dict[str, Any]
 """One line of the result: a conversion and its proof."""
@@ -64,16 +57,25 @@ FIELDS = {MEASURED: ["train_frames", "train_phys_par", "train_unitStar_par", "tr
 """The fields of datasets that have those of several parts."""
 
 
-@opt.command(EPILOG)
-def demo(
-    keep: Path | None = opt.value("DIR", "Leave the data in this new directory."),
-    json: opt.Json = False,
-) -> None:
+@command
+def demo(keep: Path | None = None, json: bool = False) -> None:
     """Convert small datasets to all four formats, repack them, and prove that no bit changes.
 
     Then training on one of them is compared with samples that h5py reads one by one.
 
     Takes less than a minute and, unless --keep is given, leaves nothing behind.
+
+    Parameters
+    ----------
+    keep : DIR
+        Leave the data in this new directory.
+    json
+        Print the result as JSON.
+
+    Examples
+    --------
+    dsprep demo
+    dsprep demo --keep demo-data
     """
     if keep is not None:
         keep.mkdir(parents=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsprep.cli import options as opt
+from dsprep.cli.command import command, opened
 from dsprep.cli.report import (
     Verbosity,
     current_verbosity,
@@ -15,37 +16,56 @@ from dsprep.cli.report import (
     say,
 )
 from dsprep.errors import AmbiguousError, UsageError
+from dsprep.formats.options import OpenOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dsprep.formats.base import Source
-    from dsprep.formats.options import OpenOptions
     from dsprep.reader.stats import FieldStats
     from dsprep.verbs.inspect import FieldFacts, Inspection
 
-EPILOG = """
-dsprep inspect train.h5 --head 3
 
-dsprep inspect 'shards/*.tfrecord' --field x:int16[128,128,128,4] --field y
-
-dsprep inspect train.h5 --stats --subset 'train of train=.9,val=.1'
-"""
-
-
-@opt.command(EPILOG)
+@command
 def inspect(
-    paths: opt.Dataset,
+    paths: tuple[str, ...],
+    /,
     reading: OpenOptions,
-    head: int = opt.value("K", "Show the first K samples.", default=0, min=0),
-    stats: bool = opt.switch("Read all values once: range, mean, NaNs, classes; kept."),
-    subset: opt.Subset = None,
-    workers: opt.Workers = None,
-    sidecar: opt.At = None,
-    memory: int | None = None,
-    json: opt.Json = False,
+    head: int = 0,
+    stats: bool = False,
+    subset: str | None = None,
+    workers: int | None = None,
+    sidecar: Path | None = None,
+    memory: str | None = None,
+    json: bool = False,
 ) -> None:
-    """Show what a dataset holds, how it is stored, and what reading it will cost."""
+    """Show what a dataset holds, how it is stored, and what reading it will cost.
+
+    Parameters
+    ----------
+    paths : DATA...
+        Files, directories, quoted globs or @list.txt, read as one dataset.
+    head : K
+        Show the first K samples.
+    stats
+        Read all values once: range, mean, NaNs, classes; kept.
+    subset : WHICH
+        Only 'y > 0', FILE.npy, or 'val of train=.9,val=.1'; for --stats.
+    workers
+        Threads that read for --stats, one per core and at most 8 by default.
+    sidecar
+        The sidecar, if not beside the data.
+    memory : SIZE
+        Memory for what is read and decoded; a quarter of what is free by default.
+    json
+        Print the result as JSON.
+
+    Examples
+    --------
+    dsprep inspect train.h5 --head 3
+    dsprep inspect 'shards/*.tfrecord' --field x:int16[128,128,128,4] --field y
+    dsprep inspect train.h5 --stats --subset 'train of train=.9,val=.1'
+    """
     from dsprep.verbs.inspect import first_samples
     from dsprep.verbs.inspect import inspect as look
 
@@ -53,22 +73,24 @@ def inspect(
         raise UsageError("--subset is that of the statistics", fix="add --stats")
     try:
         some = None if stats else head
-        source = opt.opened(paths, reading, not json, sidecar, marked=stats, inspected=some)
+        source = opened(paths, reading, not json, sidecar, marked=stats, inspected=some)
     except AmbiguousError as error:
         _print_readings(error, json)
         return
     with source:
-        inspection = look(source, memory)
-        found = _stats(source, subset, workers, memory, not json) if stats else {}
+        inspection = look(source, reading.memory)
+        found = _stats(source, subset, workers, reading.memory, not json) if stats else {}
         if json:
             content = inspection.to_json()
-            content["head"] = [_plain(sample) for sample in first_samples(source, head, memory)]
+            content["head"] = [
+                _plain(sample) for sample in first_samples(source, head, reading.memory)
+            ]
             if stats:
                 content["stats"] = {name: each.to_json() for name, each in found.items()}
             print_json(content)
             return
         _print(inspection, found)
-        for i, sample in enumerate(first_samples(source, head, memory)):
+        for i, sample in enumerate(first_samples(source, head, reading.memory)):
             say("", f"sample {i}")
             print_rows([(f"  {name}", text) for name, text in _plain(sample).items()])
 

@@ -4,66 +4,92 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dsprep.cli import options as opt
+from dsprep.cli.command import command
 from dsprep.cli.report import fail, note, print_json, print_rows, print_table, say
 
 if TYPE_CHECKING:
     from dsprep.planning.queues import Simulated
     from dsprep.verbs.plan_read import ReadPlan
 
-EPILOG = """
-dsprep plan x.h5 --nodes 64 -M 64 --compute 12ms --storage storage.json
-
-dsprep plan x.h5 -M 32 --compute 50ms --storage cori --tier 1.6TB --epochs 90
-
-dsprep plan x.h5 --nodes 64 -M 2 --compute 129ms --simulate \\
-    --storage latency=1ms,stream=500MB/s,total=20GB/s
-
-Exit status: 0 done, 1 bad data, 2 wrong usage.
-"""
-
-STORAGE = (
-    "What bench storage wrote; cori, summit, cori-lustre or lmdbio; or "
-    "latency=1ms,stream=500MB/s, and total=20GB/s, opens=, p50=, p99=, read=8MB."
-)
-TIER, QUEUES = "A fast tier", "Simulation"
-
 NOTHING = 1e-7
 """Seconds below which a wait counts as none."""
 
 
-@opt.command(EPILOG)
+@command
 def plan(
-    data: Annotated[list[str], opt.argument("DATA...", "The dataset, or its sidecar.")],
-    batch_size: int = opt.value("N", "Samples per step, rank.", "--batch-size", "-M", default=...),
-    compute: str = opt.value("TIME", "What a step takes without I/O, such as 12ms.", default=...),
-    storage: str = opt.value("FILE|NAME|FIGURES", STORAGE, default=...),
-    nodes: int = opt.value("N", "How many there are.", default=1),
-    ranks_per_node: int = opt.value("N", "Processes that read.", default=1),
-    threads: int = opt.value("N", "That read for a rank.", default=4),
-    buffer_size: str | None = opt.value("SIZE", "What is read at a time.", "--buffer-size", "-b"),
-    tier: str | None = opt.value(
-        "SIZE", "What the job may use of it on each node: plans mini-epochs.", panel=TIER
-    ),
-    epochs: int = opt.value(
-        "N", "Of the training: S.", "--epochs", "-E", default=1, min=1, panel=TIER
-    ),
-    tier_rate: str | None = opt.value("RATE", "Of the tiers of all nodes together.", panel=TIER),
-    simulate: bool = opt.switch("Simulate queues at targets.", "--simulate", panel=QUEUES),
-    targets: int | None = opt.value(
-        "N", "That hold the data (64; of one node: 1).", min=1, panel=QUEUES
-    ),
-    stagger: int | None = opt.value("N", "Ranks that read at a time.", min=1, panel=QUEUES),
-    sidecar: opt.At = None,
-    json: opt.Json = False,
+    data: tuple[str, ...],
+    /,
+    batch_size: int,
+    compute: str,
+    storage: str,
+    nodes: int = 1,
+    ranks_per_node: int = 1,
+    threads: int = 4,
+    buffer_size: str | None = None,
+    tier: str | None = None,
+    epochs: int = 1,
+    tier_rate: str | None = None,
+    simulate: bool = False,
+    targets: int | None = None,
+    stagger: int | None = None,
+    sidecar: Path | None = None,
+    json: bool = False,
 ) -> None:
-    """Predict what a job needs from storage, and what it waits for.
+    r"""Predict what a job needs from storage, and what it waits for.
 
     Nothing but the sidecar is read: a closed form on dsprep's own order of groups. A fast tier is
     planned by the model of Xu et al. (PDSW 2021), Eq. 1 with MIN in place of the MAX that is
     printed there, which contradicts the results of the paper.
+
+    Parameters
+    ----------
+    data : DATA...
+        The dataset, or its sidecar.
+    batch_size
+        Samples per step and rank.
+    compute : TIME
+        The time of a step without I/O, such as 12ms.
+    storage : FILE|NAME|FIGURES
+        The output of bench storage; cori, summit, cori-lustre or lmdbio; or
+        latency=1ms,stream=500MB/s, and total=20GB/s, opens=, p50=, p99=, read=8MB.
+    nodes
+        Nodes of the job.
+    ranks_per_node
+        Processes that read, on each of them.
+    threads
+        Threads that read for a rank.
+    buffer_size : SIZE
+        Samples or bytes that are read at a time.
+    tier : SIZE
+        Bytes of a fast tier that the job may use on each node: plans mini-epochs.
+    epochs
+        Epochs of the training, with a fast tier: S.
+    tier_rate : RATE
+        The rate of the tiers of all nodes together.
+    simulate
+        Simulate queues at targets.
+    targets
+        Targets that hold the data, with --simulate (64; of one node: 1).
+    stagger
+        Ranks that read at a time, with --simulate.
+    sidecar
+        The sidecar, if not beside the data.
+    json
+        Print the result as JSON.
+
+    Examples
+    --------
+    dsprep plan x.h5 --nodes 64 -M 64 --compute 12ms --storage storage.json
+    dsprep plan x.h5 -M 32 --compute 50ms --storage cori --tier 1.6TB --epochs 90
+    dsprep plan x.h5 --nodes 64 -M 2 --compute 129ms --simulate \
+        --storage latency=1ms,stream=500MB/s,total=20GB/s
+
+    Notes
+    -----
+    Exit status: 0 done, 1 bad data, 2 wrong usage.
     """
     from dsprep.core.units import parse_nbytes, parse_rate, parse_seconds
     from dsprep.planning.published import parse_storage

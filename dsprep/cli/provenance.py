@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dsprep.cli import options as opt
+from dsprep.cli.command import command
 from dsprep.cli.report import (
     count_bar,
     fail,
@@ -23,82 +24,92 @@ from dsprep.cli.report import (
     say_json,
 )
 from dsprep.core.escaping import printable
-from dsprep.storage.paths import as_path
+from dsprep.formats.options import OpenOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from concurrent.futures import Executor
-
     from dsprep.errors import DsprepError
-    from dsprep.formats.options import OpenOptions
     from dsprep.sidecar.sidecar import Extent, Sidecar
     from dsprep.writing.create_sidecar import Made
 
-EPILOG = """
-dsprep provenance train.lmdb
-
-dsprep provenance 'shards/*.tfrecord' --checksums
-
-dsprep provenance train.h5 --show
-
-dsprep provenance train.h5 --locate 5,100:200 --field x --json
-
-dsprep provenance train.lmdb --check --full
-
-Exit status: 0 fine, 1 a problem, 2 wrong usage.
-"""
-
 _AT_ONCE = 1 << 14  # extents that are printed together
 
-USING = "Use the sidecar (all but --check make it in memory if there is none)"
 
-
-@opt.command(EPILOG)
+@command
 def provenance(
-    paths: opt.Dataset,
+    paths: tuple[str, ...],
+    /,
     reading: OpenOptions,
-    executor: Executor | None,
-    out: str | None = opt.value(
-        "F", "Where the sidecar is, if not beside the dataset; with --export: what is written."
-    ),
-    checksums: bool = opt.switch("Read all data and keep CRC-32Cs of it.", "--checksums"),
-    dry_run: bool = opt.switch("Make the sidecar without writing it.", "--dry-run"),
-    workers: opt.Workers = None,
-    show: bool = opt.switch("Explain it in words.", "--show", panel=USING),
-    locate: str | None = opt.value(
-        "SAMPLES",
-        "Print the extents of samples, such as 5,100:200 or -1; those of --field, or of all.",
-        panel=USING,
-    ),
-    check: bool = opt.switch("Find all problems of the sidecar and its data.", panel=USING),
-    full: bool = opt.switch(
-        "With --check: compare every offset with what the format's own library finds, and every "
-        "checksum.",
-        panel=USING,
-    ),
-    export: str | None = opt.value(
-        "KIND",
-        "Write kerchunk references, or a dali-idx index.",
-        panel=USING,
-        autocompletion=opt.completing("dsprep.sidecar.export:KINDS"),
-    ),
-    memory: int | None = None,
-    json: opt.Json = False,
+    out: Path | None = None,
+    checksums: bool = False,
+    dry_run: bool = False,
+    workers: int | None = None,
+    memory: str | None = None,
+    executor: Executor | None = None,
+    show: bool = False,
+    locate: str | None = None,
+    check: bool = False,
+    full: bool = False,
+    export: str | None = None,
+    json: bool = False,
 ) -> None:
-    """Write a small sidecar from which the location of every sample is computed, or use it."""
+    """Write a small sidecar from which the location of every sample is computed, or use it.
+
+    --show, --locate, --check and --export use it; without one, all but --check make it in memory.
+
+    Parameters
+    ----------
+    paths : DATA...
+        Files, directories, quoted globs or @list.txt, read as one dataset.
+    out
+        Where the sidecar is, if not beside the dataset; with --export: the file to write.
+    checksums
+        Read all data and keep CRC-32Cs of it.
+    dry_run
+        Make the sidecar without writing it.
+    workers
+        Threads, one per core and at most 8 by default; or processes of --executor.
+    memory : SIZE
+        Memory for what is read and decoded; a quarter of what is free by default.
+    executor : KIND
+        threads, processes, mpi or dask, as of dsprep convert.
+    show
+        Explain it in words.
+    locate : SAMPLES
+        Print the extents of samples, such as 5,100:200 or -1; those of --field, or of all.
+    check
+        Find all problems of the sidecar and its data.
+    full
+        With --check: compare every offset with those that the format's own library finds, and every
+        checksum.
+    export : KIND
+        Write kerchunk references, or a dali-idx index.
+    json
+        Print the result as JSON.
+
+    Examples
+    --------
+    dsprep provenance train.lmdb
+    dsprep provenance 'shards/*.tfrecord' --checksums
+    dsprep provenance train.h5 --show
+    dsprep provenance train.h5 --locate 5,100:200 --field x --json
+    dsprep provenance train.lmdb --check --full
+
+    Notes
+    -----
+    Exit status: 0 fine, 1 a problem, 2 wrong usage.
+    """
     uses = {"--show": show, "--locate": locate, "--check": check, "--export": export}
     chosen = [name for name, value in uses.items() if value not in (None, False)]
     if len(chosen) > 1:
         fail(f"{' and '.join(chosen)} do not go together", 2)
     if chosen and (checksums or dry_run):
         fail(f"--checksums and --dry-run are for writing a sidecar, not for {chosen[0]}", 2)
-    at = None if out is None else as_path(out)
     if export is not None:
         _check_kind(export, reading)
     if full and not check:
         fail("--full goes with --check", 2)
     if check:
-        _check(paths, at, full, json)
+        _check(paths, out, full, json)
         return
     if not chosen:
         from dsprep.verbs.provenance import provenance as make
@@ -107,7 +118,7 @@ def provenance(
             made = make(
                 paths,
                 reading,
-                out=at,
+                out=out,
                 checksums=checksums,
                 write=not dry_run,
                 progress=update,
@@ -116,14 +127,14 @@ def provenance(
             )
         _report_made(made, dry_run, json)
         return
-    with _existing(paths, reading, None if export is not None else at, json) as opened:
+    with _existing(paths, reading, None if export is not None else out, json) as opened:
         names = _fields(opened, reading)
         if show:
             _show(opened, json)
         elif locate is not None:
             _locate(opened, locate, names, json)
         elif export is not None:
-            _export(opened, export, at, json)
+            _export(opened, export, out, json)
 
 
 def _check_kind(kind: str, reading: OpenOptions) -> None:
@@ -177,7 +188,7 @@ def _files(count: int) -> str:
 # --- using -----------------------------------------------------------------------------------
 
 
-def _existing(paths: list[str], reading: OpenOptions, out: Path | None, json: bool) -> Sidecar:
+def _existing(paths: Sequence[str], reading: OpenOptions, out: Path | None, json: bool) -> Sidecar:
     """Return the sidecar that is there, or is made for this."""
     from dsprep.verbs.find import find_or_make
 
@@ -299,7 +310,7 @@ def _export(opened: Sidecar, kind: str, out: Path | None, json: bool) -> None:
 # --- checking --------------------------------------------------------------------------------
 
 
-def _check(paths: list[str], at: Path | None, full: bool, json: bool) -> None:
+def _check(paths: Sequence[str], at: Path | None, full: bool, json: bool) -> None:
     from dsprep.verbs.check import check as look
 
     with count_bar("check", not json) as update:
@@ -315,7 +326,7 @@ def _check(paths: list[str], at: Path | None, full: bool, json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _print_problems(problems: list[DsprepError], paths: list[str], full: bool) -> None:
+def _print_problems(problems: list[DsprepError], paths: Sequence[str], full: bool) -> None:
     for problem in problems:
         say(f"problem: {problem}")
     if problems:

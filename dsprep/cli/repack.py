@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dsprep.cli import options as opt
+from dsprep.cli.command import command, opened, sources_and_target
 from dsprep.cli.report import (
     Verbosity,
     current_verbosity,
@@ -19,118 +20,71 @@ from dsprep.cli.report import (
     say,
     scratch_rows,
 )
-from dsprep.storage.paths import as_path
+from dsprep.core.arguments import RepackArguments, RunArguments
+from dsprep.formats.options import OpenOptions
 
 if TYPE_CHECKING:
-    from dsprep.formats.options import OpenOptions
     from dsprep.verbs.repack import RepackOptions, RepackPlan, RepackReport
-    from dsprep.writing.job import Job, RunOptions
+    from dsprep.writing.job import Job
     from dsprep.writing.stripes import Stripe
 
-ORDER = "Which samples, in which order"
 
-EPILOG = """
-dsprep repack train.h5 grouped.h5 --buffer-size 256MiB
-
-dsprep repack 'cosmo/*.h5' cosmo.tfrecord --buffer-size 128 --shuffle 7
-
-dsprep repack train.lmdb grouped.zarr.zip --stripe-size 1MiB --dry-run
-
-dsprep repack all.h5 set.h5 --split train=0.8,test=0.2 --group-by run
-
-Exit status: 0 done, 1 bad data or target, 2 wrong usage, 130 interrupted.
-"""
-
-
-@opt.command(EPILOG)
+@command
 def repack(
-    paths: opt.SourcesAndTarget,
-    writing: opt.Writing,
+    paths: tuple[str, ...],
+    /,
+    options: RepackArguments,
+    run: RunArguments,
     reading: OpenOptions,
-    run: RunOptions,
-    buffer_size: str = opt.value(
-        "SIZE",
-        "What one read fetches: samples (128), bytes (256MiB) or auto.",
-        "--buffer-size",
-        "-b",
-        default="auto",
-        panel=opt.WRITING,
-    ),
-    stripe_size: str | None = opt.value(
-        "SIZE", "Groups begin at its multiples; detected by default.", panel=opt.WRITING
-    ),
-    shuffle: int | None = opt.value(
-        "SEED", "Shuffle all samples by this seed.", panel=ORDER, min=0
-    ),
-    split: str | None = opt.value(
-        "SHARES",
-        "Write DST-train, ...: train=0.8,val=0.1,test=0.1. Only train is shuffled and duplicated.",
-        panel=ORDER,
-    ),
-    subset: opt.Subset = None,
-    group_by: str | None = opt.value(
-        "FIELD", "Samples of one value of this field go to one split.", panel=ORDER
-    ),
-    duplicate: int = opt.value(
-        "N", "Write each sample so many times.", default=1, panel=ORDER, min=1
-    ),
-    ranks: int | None = opt.value(
-        "N",
-        "Processes that will read: warns if there are too few groups, and fits stripes to them.",
-        min=1,
-    ),
-    epochs: int | None = opt.value(
-        "N", "Epochs of training: warns if groups are too large.", min=1
-    ),
-    dry_run: opt.DryRun = False,
-    check_order: bool = opt.switch(
-        "Check whether samples are sorted by a field.",
-        "--check-order/--no-check-order",
-        default=True,
-        panel=ORDER,
-    ),
-    measure: bool = opt.switch(
-        "Measure in two seconds when the rewrite pays off.",
-        "--measure/--no-measure",
-        default=True,
-    ),
-    json: opt.Json = False,
+    dry_run: bool = False,
+    json: bool = False,
 ) -> None:
     """Rewrite a dataset so that one read fetches a whole group of samples.
 
     The samples of a group are one contiguous range of bytes, all fields together, which begins at
     a multiple of the stripe size where the format allows. The result is an ordinary file of its
-    format.
+    format. Unless --quiet is given, two seconds are taken to measure when the rewrite pays off.
+
+    Parameters
+    ----------
+    paths : SRC... DST
+        Files, directories, quoted globs or @list.txt, read as one dataset; then the output.
+    dry_run
+        Show what would be done, and stop.
+    json
+        Print the result as JSON.
+
+    Examples
+    --------
+    dsprep repack train.h5 grouped.h5 --buffer-size 256MiB
+    dsprep repack 'cosmo/*.h5' cosmo.tfrecord --buffer-size 128 --shuffle 7
+    dsprep repack train.lmdb grouped.zarr.zip --stripe-size 1MiB --dry-run
+    dsprep repack all.h5 set.h5 --split train=0.8,test=0.2 --group-by run
+
+    Notes
+    -----
+    Exit status: 0 done, 1 bad data or target, 2 wrong usage, 130 interrupted.
     """
-    from dsprep.verbs.repack import RepackOptions, plan_repack, run_repack
+    from dsprep.storage.paths import as_path
+    from dsprep.verbs.repack import as_options, order_warnings, plan_repack, run_repack
     from dsprep.writing.run import check_targets
 
-    sources, target = opt.sources_and_target("repack", paths, run.overwrite)
-    options = RepackOptions(
-        buffer_size=buffer_size,
-        stripe_size=stripe_size,
-        shuffle=shuffle,
-        split=split,
-        group_by=group_by,
-        subset=subset,
-        duplicate=duplicate,
-        ranks=ranks,
-        epochs=epochs,
-        check_order=check_order,
-        **writing.options(),
-    )
-    with opt.opened(sources, reading, not json, marked=True) as source:
-        plan = plan_repack(source, as_path(target), options, run)
+    made, how = as_options(options)
+    sources, target = sources_and_target("repack", paths, how.overwrite)
+    with opened(sources, reading, not json, marked=True) as source:
+        plan = plan_repack(source, as_path(target), made, how)
+        plan = replace(plan, warnings=(*plan.warnings, *order_warnings(plan)))
         if dry_run:
-            check_targets([part.target for part in plan.parts], run, dry=True)
+            check_targets([part.target for part in plan.parts], how, dry=True)
         if not json:
-            _say_plan(plan, options, dry_run)
+            _say_plan(plan, made, dry_run)
         elif dry_run:
             print_json(_plan_json(plan))
         if dry_run:
             return
+        measure = current_verbosity() > Verbosity.quiet
         with _progress_of_all(plan, not json) as progress:
-            report = run_repack(plan, run, measure=measure, progress=progress)
+            report = run_repack(plan, how, measure=measure, progress=progress)
     if json:
         print_json(
             {

@@ -3,44 +3,55 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from dsprep.cli import options as opt
+from dsprep.cli.command import command
 from dsprep.cli.report import count_bar, fail, print_done, print_json, print_rows
 
-EPILOG = """
-dsprep synth --list
 
-dsprep synth cosmic-tagger events.h5 --samples 100
-
-dsprep synth cosmoflow-tfrecord cosmo --samples 64 --scale 0.25
-"""
-
-
-@opt.command(EPILOG)
+@command
 def synth(
-    name: Annotated[
-        str | None,
-        opt.argument(
-            "NAME",
-            "Which dataset; see --list.",
-            autocompletion=opt.completing("dsprep.synth:names"),
-        ),
-    ] = None,
-    out: Annotated[Path | None, opt.argument("OUT", "The file or directory to make.")] = None,
-    samples: int | None = opt.value("N", "How many samples."),
-    scale: float | None = opt.value("X", "Factor on edge lengths, above 0; 1 is the real size."),
-    seed: int = opt.value("N", "Other seeds give other values.", default=0),
-    overwrite: bool = opt.switch("Replace OUT.", "--overwrite"),
-    show: bool = opt.switch("List the datasets that can be made.", "--list"),
-    json: opt.Json = False,
+    name: str | None = None,
+    out: Path | None = None,
+    /,
+    samples: int | None = None,
+    scale: float | None = None,
+    seed: int = 0,
+    overwrite: bool = False,
+    listed: bool = False,
+    json: bool = False,
 ) -> None:
-    """Make a dataset with the record structure of a real one, at any size."""
+    """Make a dataset with the record structure of a real one, at any size.
+
+    Parameters
+    ----------
+    name : NAME
+        The dataset to imitate; see --list.
+    out : OUT
+        The file or directory to make.
+    samples
+        Number of samples.
+    scale
+        Factor on edge lengths, above 0; 1 is the real size.
+    seed
+        Other seeds give other values.
+    overwrite
+        Replace OUT.
+    listed
+        List the datasets that can be made.
+    json
+        Print the result as JSON.
+
+    Examples
+    --------
+    dsprep synth --list
+    dsprep synth cosmic-tagger events.h5 --samples 100
+    dsprep synth cosmoflow-tfrecord cosmo --samples 64 --scale 0.25
+    """
     from dsprep.core.units import show_nbytes
     from dsprep.synth import describe, names
     from dsprep.synth import synth as make
 
-    if show:
+    if listed:
         if json:
             print_json({n: describe(n) for n in names()})
         else:

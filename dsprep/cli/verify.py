@@ -2,59 +2,78 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import os
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dsprep.cli import options as opt
+from dsprep.cli.command import command
 from dsprep.cli.report import note, print_json, progress_bar, say
+from dsprep.formats.options import OpenOptions
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
-    from dsprep.formats.options import OpenOptions
     from dsprep.verbs.verify import Verdict
 
-EPILOG = """
-dsprep verify train.h5 train.zarr
 
-dsprep verify cifar_lmdb cifar.h5 --field-a data:uint8[3,32,32] --values datum
-
-dsprep verify train.h5 train.lmdb --sample 0.01
-
-Exit status: 0 the same, 1 a difference, 2 wrong usage.
-"""
-
-
-@opt.command(EPILOG)
+@command
 def verify(
-    a: Annotated[str, opt.argument("A", "A dataset.")],
-    b: Annotated[str, opt.argument("B", "Another one.")],
+    a: str,
+    b: str,
+    /,
     reading: OpenOptions,
-    executor: Executor | None,
-    fields_a: list[str] = opt.value(
-        "SPEC", "As --field, for A alone.", "--field-a", default=[], panel=opt.READING
-    ),
-    fields_b: list[str] = opt.value(
-        "SPEC", "As --field, for B alone.", "--field-b", default=[], panel=opt.READING
-    ),
-    sample: float | None = opt.value(
-        "SHARE", "Compare only this share of the samples, such as 0.01."
-    ),
-    seed: int = opt.value("N", "Chooses the samples for --sample.", default=0),
-    limit: int = opt.value("N", "Differing samples to show.", "--limit", "-k", default=10, min=0),
-    workers: opt.Workers = None,
-    memory: int | None = None,
-    json: opt.Json = False,
+    fields_a: tuple[str, ...] = (),
+    fields_b: tuple[str, ...] = (),
+    sample: float | None = None,
+    seed: int = 0,
+    limit: int = 10,
+    workers: int | None = None,
+    memory: str | None = None,
+    executor: Executor | None = None,
+    json: bool = False,
 ) -> None:
     """Compare two datasets sample by sample, bit for bit, whatever their formats.
 
     If dsprep repack made B of A, its --shuffle, --split, --subset and --duplicate are known.
 
     Options on how to read are for datasets that dsprep did not write; its own need none.
-    """
-    import os
 
+    Parameters
+    ----------
+    a : A
+        A dataset.
+    b : B
+        Another one.
+    fields_a : SPEC
+        As --field, for A alone.
+    fields_b : SPEC
+        As --field, for B alone.
+    sample : SHARE
+        Compare only this share of the samples, such as 0.01.
+    seed
+        The choice of the samples for --sample.
+    limit
+        Differing samples to show.
+    workers
+        Threads, one per core and at most 8 by default; or processes of --executor.
+    memory : SIZE
+        Memory for samples; a quarter of what is free by default.
+    executor : KIND
+        threads, processes, mpi or dask, as of dsprep convert.
+    json
+        Print the result as JSON.
+
+    Examples
+    --------
+    dsprep verify train.h5 train.zarr
+    dsprep verify cifar_lmdb cifar.h5 --field-a data:uint8[3,32,32] --values datum
+    dsprep verify train.h5 train.lmdb --sample 0.01
+
+    Notes
+    -----
+    Exit status: 0 the same, 1 a difference, 2 wrong usage.
+    """
     from dsprep.source.dataset import open_dataset
     from dsprep.verbs.verify import match_order
     from dsprep.verbs.verify import verify as compare
@@ -79,7 +98,7 @@ def verify(
                 seed=seed,
                 limit=limit,
                 workers=workers or min(8, len(os.sched_getaffinity(0))),
-                memory=memory,
+                memory=reading.memory,
                 progress=update,
                 executor=executor,
             )
@@ -91,7 +110,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _known(path: str, options: OpenOptions, fields: list[str]) -> OpenOptions:
+def _known(path: str, options: OpenOptions, fields: Sequence[str]) -> OpenOptions:
     """Return `options`, as far as they apply to the dataset `path`, with `fields` added.
 
     Left out are those that its format does not know, and all if dsprep wrote it.

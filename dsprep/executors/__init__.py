@@ -42,7 +42,7 @@ LEAST_AHEAD = 64
 
 
 def opened(
-    name: str | None = None, *, workers: int | None = None, scheduler: str | None = None
+    name: str | None = None, *, workers: int | None = None
 ) -> AbstractContextManager[Executor | None]:
     """Return a context that gives the executor called `name`; None for threads.
 
@@ -50,12 +50,10 @@ def opened(
     ----------
     name
         One of `NAMES`. None: ``"mpi"`` where this is one of several processes that mpiexec or srun
-        started, ``"dask"`` if a scheduler is named, else ``"threads"``.
+        started, else ``"threads"``. ``"dask:tcp://host:8786"`` is Dask with the scheduler at that
+        address, ``"dask:FILE"`` the one of that file; else it starts workers on this machine.
     workers
         Processes, where the executor starts them itself; one per core if None.
-    scheduler
-        The address of Dask's scheduler, ``tcp://host:8786``, or the path of its file; None: Dask
-        starts workers on this machine.
 
     Notes
     -----
@@ -70,25 +68,20 @@ def opened(
         If its package is not installed.
     """
     if name is None:
-        name = _choose_executor(scheduler)
-    if scheduler is not None and name != "dask":
-        raise UsageError(f"--scheduler is Dask's, not of {name}", fix="add --executor dask")
-    if name == THREADS:
+        from dsprep.executors.mpi import launched
+
+        name = "mpi" if launched() else THREADS
+    kind, _, scheduler = name.partition(":")
+    if scheduler and kind != "dask":
+        raise UsageError(f"{scheduler} is a scheduler of Dask, not of {kind}", fix="name dask")
+    if kind == THREADS:
         return nullcontext(None)
-    if name not in EXECUTORS:
+    if kind not in EXECUTORS:
         raise UsageError(f"{name!r} is not an executor", expected="one of " + ", ".join(NAMES))
-    executor: AbstractContextManager[Executor | None] = import_module(EXECUTORS[name]).opened(
-        workers, scheduler
+    executor: AbstractContextManager[Executor | None] = import_module(EXECUTORS[kind]).opened(
+        workers, scheduler or None
     )
     return executor
-
-
-def _choose_executor(scheduler: str | None) -> str:
-    if scheduler is not None:
-        return "dask"
-    from dsprep.executors.mpi import launched
-
-    return "mpi" if launched() else THREADS
 
 
 def run(

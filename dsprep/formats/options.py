@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args, get_origin, get_
 
 from dsprep.core.memory import allowed_memory
 from dsprep.core.schema import FieldSpec
-from dsprep.core.units import show_binary_nbytes, show_nbytes
+from dsprep.core.units import as_nbytes, show_binary_nbytes, show_nbytes
 from dsprep.errors import FormatError, UsageError
 
 Codec: TypeAlias = Literal["gzip", "zlib", "zstd", "blosc"]
@@ -23,9 +23,10 @@ class OpenOptions:
 
     Attributes
     ----------
-    fields
-        The fields wanted; all that are found when empty.
-    sample_axis
+    fields : SPEC
+        The fields wanted, as ``NAME[=PATH][@INDEX][:DTYPE[SHAPE]]``, such as x=climate/data or
+        y:int16[9,4]; ``*``: others. All that are found when empty.
+    sample_axis : first|last|none|groups|AXIS
         hdf5, netcdf, numpy, zarr: ``"first"``, ``"last"``, or a number: this axis of every array
         counts samples; ``"none"``: a file is one sample; ``"groups"``: each of the groups side by
         side, or arrays, is one; ``"auto"``: the first, if nothing else is possible.
@@ -34,25 +35,25 @@ class OpenOptions:
         decimal number that the key spells (``"numeric"``).
     values
         lmdb: ``"opaque"`` byte strings, or Caffe ``"datum"`` messages.
-    database
-        lmdb: the named database; the main one when None.
-    skip_keys
+    database : NAME
+        lmdb: the named database; by default the main one.
+    skip_keys : KEY
         lmdb: keys that are not samples, such as ``length``.
-    keys_as
+    keys_as : NAME
         lmdb, webdataset: also give each sample's key, as a `bytes` field of this name; hdf5, where
         each group is a sample: the group's name, as a `str` field.
     records
-        tfrecord: ``"auto"``: discover the features; ``"opaque"``: whole records as `bytes`.
+        tfrecord: ``"opaque"``: take whole records as `bytes`; ``"auto"``: discover the features.
     check_crc
         tfrecord: compare the CRCs of all that is read.
-    labels
+    labels : folders|none|TABLE[:COLUMN]
         images: what labels them: ``"folders"``, ``"none"``, or ``"TABLE[:COLUMN]"``, a table in the
         folder, or with a slash the path of another one (kept as an absolute one), and its column
         that names the images, ``file_name`` if not given; ``"auto"``: what is not doubtful.
     nulls
         parquet: ``"refuse"`` columns with nulls; ``"drop-rows"``, those that have a null in any of
         the fields. images: ``"drop-rows"`` leaves out samples that lack a file.
-    file_field
+    file_field : NAME
         Also give the number of the file that each sample is from, from 0 on in the order of the
         files, as an int64 field of this name.
     join
@@ -65,7 +66,7 @@ class OpenOptions:
     stop
         tfrecord, webdataset: read only so many samples of each file, and look at nothing behind
         them: the file may be damaged or cut there.
-    memory
+    memory : SIZE
         Bytes that decoding may take; None: a quarter of what is free. What cannot be decoded in
         as many is refused before it is tried, as far as the file states sizes.
     """
@@ -86,6 +87,16 @@ class OpenOptions:
     follow_external: bool = False
     stop: int | None = None
     memory: int | None = None
+
+    @classmethod
+    def of(cls, **given: Any) -> OpenOptions:
+        """Return the options that are given as text."""
+        given["fields"] = tuple(map(FieldSpec.parse, given.get("fields", ())))
+        keys = given.get("skip_keys", ())
+        given["skip_keys"] = tuple(k.encode("utf-8", "surrogateescape") for k in keys)
+        if given.get("memory") is not None:
+            given["memory"] = as_nbytes(given["memory"])
+        return cls(**given)
 
     @property
     def limit(self) -> int:
@@ -267,8 +278,6 @@ FLAGS = {
     "database": "--db",
     "skip_keys": "--skip-key",
     "records": "--raw-records",
-    "check_crc": "--no-crc",
-    "features": "--feature",
 }
 """The names of options on the command line, where they are others."""
 

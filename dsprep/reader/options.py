@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, Self, TypeAlias, cast
 
 import numpy as np
 
+from dsprep.core.arguments import OrderArguments
 from dsprep.core.schema import LARGEST, Ints, Schema
 from dsprep.errors import UsageError
 from dsprep.reader.cached import Cache
@@ -84,29 +85,19 @@ class OrderOptions:
             )
 
     @classmethod
-    def of(
-        cls,
-        path: Paths,
-        batch_size: int,
-        order: Mapping[str, Any],
-        *,
-        remainder: Remainder,
-        sidecar: str | Path | None,
-        **more: Any,
-    ) -> Self:
+    def of(cls, path: Paths, batch_size: int, order: OrderArguments, **more: Any) -> Self:
         """Return options as verbs take them: those of mini-epochs apart, and the sidecar."""
-        own = ("path", "batch_size", "_", "data")
-        names = [n for n in OrderOptions.__dataclass_fields__ if n not in own]
-        check_names(order, (*names, "recompose", "pools"))
-        given = dict(order)
+        check_names(order, OrderArguments.__annotations__)
+        given: dict[str, Any] = {**order}
+        sidecar = given.pop("sidecar", None)
         cut = {name: given.pop(name) for name in ("recompose", "pools") if name in given}
         if given.get("mini_epochs") is not None:
             given["mini_epochs"] = MiniEpochs(given["mini_epochs"], **cut)
-        elif cut.get("pools", 1) != 1:
-            raise UsageError("pools are those of mini-epochs", fix="give mini_epochs, too")
+        elif cut.get("pools", 1) != 1 or not cut.get("recompose", True):
+            raise UsageError(f"{next(iter(cut))} is of mini-epochs", fix="give mini_epochs, too")
         if sidecar is not None:
             path, given["data"] = sidecar, path
-        return cls(path, batch_size, remainder=remainder, **given, **more)
+        return cls(path, batch_size, **given, **more)
 
     @cached_property
     def mini(self) -> MiniEpochs | None:

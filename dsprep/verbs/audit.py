@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
+from dsprep.core.arguments import OrderArguments
 from dsprep.errors import UsageError, require
 from dsprep.reader.checks import check_steps
 from dsprep.reader.data import Paths, open_data
 from dsprep.reader.mini_epochs import MiniEpochs
 from dsprep.reader.options import OrderOptions, assign, at_least, chosen_fields
-from dsprep.reader.order import Assignment, Remainder
+from dsprep.reader.order import Assignment
 from dsprep.reader.units import epoch_requests, group_edges, sample_nbytes
 from dsprep.verbs.counting import Counter, EpochAudit, Parts
 
@@ -105,12 +106,10 @@ def audit(
     batch_size: int,
     *,
     epochs: int = 1,
-    remainder: Remainder = "ragged",
     resume_at: int | None = None,
     resume_ranks: int | None = None,
-    sidecar: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
-    **order: Any,
+    **order: Unpack[OrderArguments],
 ) -> AuditReport:
     """Compute what every rank delivers in each epoch, and compare it with the promise.
 
@@ -122,19 +121,14 @@ def audit(
         Processes that read.
     batch_size, epochs
         As for `Reader`.
-    remainder
-        As for `Reader`.
     resume_at, resume_ranks
         Each epoch, or each pass, is interrupted after so many steps, and continues on so many
         ranks.
-    sidecar
-        Its sidecar, if that is not beside the dataset.
     progress
         Called with samples counted so far, and in all.
     **order
-        As for `Reader`, what decides which samples come, and in which order: `buffer_size`,
-        `shuffle`, `seed`, `buffers_mixed`, `fields`, `subset`, `weights`, `mini_epochs`, `repeats`,
-        `recompose`, `pools`. Of repeats that adapt those that were decided, see
+        What decides which samples come, and in which order: see
+        `dsprep.core.arguments.OrderArguments`. Of repeats that adapt those that were decided, see
         `dsprep.repeats.Replay`.
 
     Returns
@@ -157,7 +151,7 @@ def audit(
             "repeats that adapt are decided by training",
             fix="give those that were: repeats=dsprep.repeats.Replay(FILE)",
         )
-    options = OrderOptions.of(path, batch_size, order, remainder=remainder, sidecar=sidecar)
+    options = OrderOptions.of(path, batch_size, order)
     with open_data(options.path, options.data) as opened:
         assigned = assign(options, opened, ranks)
         grouped = options.shuffle != "global" and group_edges(opened) is not None

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from dsprep import formats
+from dsprep.core.arguments import ConvertArguments
 from dsprep.core.groups import plain
 from dsprep.core.schema import DType, FieldSpec, parse_dtype
-from dsprep.core.units import as_nbytes
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import Source
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions, check_options
-from dsprep.reader.options import at_least
+from dsprep.reader.options import check_names
 from dsprep.source.dataset import open_dataset
 from dsprep.source.static import with_static
 from dsprep.storage.paths import StorePath, as_path
-from dsprep.writing.job import Job, Progress, Report, RunArguments, RunOptions, job_of
+from dsprep.writing.buffers import parse_shard_size
+from dsprep.writing.job import Job, Progress, Report, RunOptions, job_of
 from dsprep.writing.plan import (
     cast_schema,
     count_rows,
-    is_cut,
     make_casts,
     parse_range,
     payload_nbytes,
@@ -35,28 +35,38 @@ from dsprep.writing.run import run_job
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions:
-    """The output of a conversion.
-
-    Attributes
-    ----------
-    to
-        The format; None: by the suffix of the target.
-    write
-        How the format writes.
-    casts
-        Field name to new dtype.
-    samples
-        ``"START:STOP"``; all if None.
-    samples_per_file, shard_nbytes
-        Into which files: of so many samples, or of at most so many bytes of values.
-    """
+    """The output of a conversion: `ConvertArguments`, understood."""
 
     to: str | None = None
     write: WriteOptions = field(default_factory=WriteOptions)
     casts: Mapping[str, DType] = field(default_factory=dict)
     samples: str | None = None
-    samples_per_file: int | None = None
-    shard_nbytes: int | None = None
+    shard_size: str | int | None = None
+
+
+def parse_arguments(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """Return the attributes that `ConvertOptions` and `RepackOptions` have in common.
+
+    Raises
+    ------
+    UsageError
+        If an argument is not known, or not possible.
+    """
+    check_names(given, known)
+    more: dict[str, Any] = {} if given.get("chunk") is None else {"chunk": given["chunk"]}
+    if given.get("compress") is not None:
+        more["compress"] = Compression.parse(given["compress"])
+    parse_shard_size(given.get("shard_size"))
+    write = replace(given.get("write_options") or WriteOptions(), **more)
+    return {"to": given.get("to"), "write": write, "shard_size": given.get("shard_size")}
+
+
+def as_options(given: ConvertArguments) -> tuple[ConvertOptions, RunOptions]:
+    """Return what is made, and how, as `convert` is told it."""
+    common = parse_arguments(given, ConvertArguments.__annotations__)
+    casts = {name: parse_dtype(dtype) for name, dtype in (given.get("cast") or {}).items()}
+    options = ConvertOptions(**common, casts=casts, samples=given.get("samples"))
+    return options, RunOptions.among(given)
 
 
 def plan_job(source: Source, target: Path, options: ConvertOptions | None = None) -> Job:
@@ -95,12 +105,12 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
     if options.samples:
         start, stop = parse_range(options.samples, len(source))
     notes = format.check(schema, options.write)  # before sizes are computed: it may take reading
-    sharded = is_cut(options.samples_per_file, options.shard_nbytes)
+    per_file, nbytes = parse_shard_size(options.shard_size)
     ranges = [(start, stop)]
-    if options.samples_per_file is not None:
-        ranges = shards_by_samples(start, stop, options.samples_per_file)
-    elif options.shard_nbytes is not None:
-        ranges = shards_by_bytes(source, start, stop, options.shard_nbytes)
+    if per_file is not None:
+        ranges = shards_by_samples(start, stop, per_file)
+    elif nbytes is not None:
+        ranges = shards_by_bytes(source, start, stop, nbytes)
     payload, largest = payload_nbytes(source, start, stop)
     if not schema.ragged:
         payload = schema.fixed_nbytes * (stop - start)  # after casts
@@ -113,7 +123,7 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
         [plain(b - a, r) for (a, b), r in zip(ranges, rows, strict=True)],
         start,
         payload=payload,
-        sharded=sharded,
+        sharded=options.shard_size is not None,
         source=source,
         casts=casts,
         losses=(*notes, *lost),
@@ -145,18 +155,9 @@ def convert(
     source: str | Path | Sequence[str | Path],
     target: str | Path,
     *,
-    to: str | None = None,
     fields: Sequence[str] = (),
-    compress: str | None = None,
-    chunk: int | None = None,
-    cast: Mapping[str, str] | None = None,
-    samples: str | None = None,
-    samples_per_file: int | None = None,
-    shard_size: str | int | None = None,
-    open_options: OpenOptions | None = None,
-    write_options: WriteOptions | None = None,
     progress: Progress | None = None,
-    **how: Unpack[RunArguments],
+    **options: Unpack[ConvertArguments],
 ) -> Report:
     """Convert a dataset to another format, or to another layout of the same format.
 
@@ -169,29 +170,16 @@ def convert(
         A file, a directory, a glob, ``@list.txt``, or a sequence of these.
     target
         The file or directory to make, also a URL (``s3://``, ``gs://``, ``az://``). With
-        `samples_per_file` or `shard_size` a directory.
-    to
-        ``"hdf5"``, ``"lmdb"``, ``"tfrecord"`` or ``"zarr"``; by the suffix of `target` if None.
+        `shard_size` a directory.
     fields
         The fields wanted, as ``NAME[=PATH][@INDEX][:DTYPE[SHAPE]]``; all when empty.
-    compress
-        ``"none"``, or a codec and perhaps a level: ``"zstd:5"``.
-    chunk
-        Samples per chunk, for hdf5 and zarr.
-    cast
-        Field name to new dtype; values that do not fit are refused.
-    samples
-        ``"START:STOP"`` as in Python, half-open.
-    samples_per_file, shard_size
-        Cut the output into files of so many samples, or of at most so many bytes of values
-        (an int, or text such as ``"4GiB"``).
-    open_options, write_options
-        Everything else about reading and writing; `fields`, `compress` and `chunk` take
-        precedence.
     progress
         Called with (samples, payload bytes) done so far.
-    workers, memory, overwrite, restart, durable, executor
-        How the output is made: see `dsprep.writing.job.RunOptions`. `memory` may be text.
+    **options
+        What is made: see `dsprep.core.arguments.ConvertArguments`; and how: `workers`, `memory`,
+        `overwrite`, `restart`, `durable`, `executor`, see `dsprep.writing.job.RunOptions`. Sizes
+        may be text. `open_options` and `write_options` are everything else about reading and
+        writing; `fields`, `compress` and `chunk` take precedence.
 
     Returns
     -------
@@ -204,35 +192,21 @@ def convert(
     DsprepError, OSError
         If anything is wrong; nothing half-written is left under the name `target`.
     """
-    options = ConvertOptions(
-        to=to,
-        write=writing(write_options, compress=compress, chunk=chunk),
-        casts={name: parse_dtype(dtype) for name, dtype in (cast or {}).items()},
-        samples=samples,
-        samples_per_file=samples_per_file and at_least("samples_per_file", samples_per_file, 1),
-        shard_nbytes=None if shard_size is None else as_nbytes(shard_size),
-    )
-    run = RunOptions.of(**how)
-    options_to_read = replace(reading(open_options, fields, run.memory), stop=stop_of(samples))
-    with open_dataset(source, options_to_read, marked=True) as opened:
-        return run_job(plan_job(opened, as_path(target), options), run, progress)
+    made, run = as_options(options)
+    how = reading(options.get("open_options"), fields, run.memory, stop_of(made.samples))
+    with open_dataset(source, how, marked=True) as opened:
+        return run_job(plan_job(opened, as_path(target), made), run, progress)
 
 
 def reading(
-    options: OpenOptions | None, fields: Sequence[str], memory: int | None = None
+    options: OpenOptions | None,
+    fields: Sequence[str],
+    memory: int | None = None,
+    stop: int | None = None,
 ) -> OpenOptions:
-    """Return how to read; `fields` and `memory` take precedence over those of `options`."""
+    """Return how to read; what else is given takes precedence over what `options` say."""
     more: dict[str, Any] = {} if memory is None else {"memory": memory}
+    more |= {} if stop is None else {"stop": stop}
     if fields:
         more["fields"] = tuple(map(FieldSpec.parse, fields))
     return replace(options or OpenOptions(), **more)
-
-
-def writing(
-    options: WriteOptions | None, *, compress: str | None = None, chunk: int | None = None
-) -> WriteOptions:
-    """Return how to write; `compress` and `chunk` take precedence over those of `options`."""
-    more: dict[str, Any] = {} if chunk is None else {"chunk": chunk}
-    if compress is not None:
-        more["compress"] = Compression.parse(compress)
-    return replace(options or WriteOptions(), **more)

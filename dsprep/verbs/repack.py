@@ -9,21 +9,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
 from dsprep import formats
+from dsprep.core.arguments import RepackArguments
 from dsprep.core.groups import Grouping, even
 from dsprep.core.memory import allowed_memory, total_memory
 from dsprep.core.schema import Array, Batch, Ints, Ragged
-from dsprep.core.units import as_nbytes, show_nbytes
+from dsprep.core.units import show_nbytes
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import Source, WritableFormat
-from dsprep.formats.options import OpenOptions, WriteOptions, check_options
+from dsprep.formats.options import WriteOptions, check_options
 from dsprep.reader.options import at_least
 from dsprep.reader.subset import Subset
 from dsprep.sidecar import spec
@@ -37,17 +37,18 @@ from dsprep.storage.atomic import partial_path
 from dsprep.storage.paths import StorePath, as_path
 from dsprep.verbs import break_even
 from dsprep.verbs.break_even import BreakEven
-from dsprep.verbs.convert import named_target, reading, writing
+from dsprep.verbs.convert import named_target, parse_arguments, reading
 from dsprep.writing.buffers import (
     BufferSize,
     decide,
     edges_by_bytes,
     parse_buffer,
+    parse_shard_size,
     warnings,
     within,
 )
 from dsprep.writing.job import Job, Report, RunOptions, admit, job_of
-from dsprep.writing.plan import PIECE_NBYTES, is_cut, stem_of
+from dsprep.writing.plan import PIECE_NBYTES, stem_of
 from dsprep.writing.run import make
 from dsprep.writing.shuffle import ShuffledSource
 from dsprep.writing.split import assign, group_labels, parse_split
@@ -126,12 +127,10 @@ class RepackOptions:
         The seed of a global shuffle; None keeps the order.
     split, group_by, subset, duplicate
         Which samples go where, and how often.
-    samples_per_file, shard_nbytes
-        Into which files.
+    shard_size
+        The samples, or the bytes of values, of a file, if there are several.
     ranks, epochs
         Processes that will read, and how often: for warnings, and for the size of stripes.
-    check_order
-        Whether to check if the samples are sorted by a field.
     """
 
     buffer_size: str = "auto"
@@ -143,50 +142,28 @@ class RepackOptions:
     group_by: str | None = None
     subset: Any = None
     duplicate: int = 1
-    samples_per_file: int | None = None
-    shard_nbytes: int | None = None
+    shard_size: str | int | None = None
     ranks: int | None = None
     epochs: int | None = None
-    check_order: bool = True
-
-
-class WriteArguments(TypedDict, total=False):
-    """Options of `repack` and `write` that are given by name: for `typing.Unpack`."""
-
-    to: str | None
-    buffer_size: str | int
-    stripe_size: str | int | None
-    compress: str | None
-    shuffle: int | None
-    samples_per_file: int | None
-    shard_size: str | int | None
-    write_options: WriteOptions | None
-    workers: int | None
-    memory: str | int | None
-    overwrite: bool
-    durable: bool
-
-
-RUNNING = ("workers", "memory", "overwrite", "durable")
 
 
 def as_options(given: Mapping[str, Any]) -> tuple[RepackOptions, RunOptions]:
-    """Return `WriteArguments` as options; others are left out."""
-    stripe, size = given.get("stripe_size"), given.get("shard_size")
-    samples, seed = given.get("samples_per_file"), given.get("shuffle")
+    """Return what is made, and how, as `repack` and `write` are told it."""
+    stripe, known = given.get("stripe_size"), RepackArguments.__annotations__
+    numbers = {"shuffle": 0, "duplicate": 1, "ranks": 1, "epochs": 1}
+    own: dict[str, Any] = {
+        n: at_least(n, given[n], low) for n, low in numbers.items() if given.get(n) is not None
+    }
     options = RepackOptions(
+        **parse_arguments(given, known),
+        **own,
         buffer_size=str(given.get("buffer_size", "auto")),
         stripe_size=f"{stripe}B" if isinstance(stripe, int) else stripe,
-        to=given.get("to"),
-        write=writing(given.get("write_options"), compress=given.get("compress")),
-        shuffle=None if seed is None else at_least("shuffle", seed, 0),
-        samples_per_file=None if samples is None else at_least("samples_per_file", samples, 1),
-        shard_nbytes=None if size is None else as_nbytes(size),
-        check_order=False,
+        split=given.get("split"),
+        group_by=given.get("group_by"),
+        subset=given.get("subset"),
     )
-    is_cut(options.samples_per_file, options.shard_nbytes)  # in one way
-    run = {name: given[name] for name in RUNNING if name in given}
-    return options, RunOptions.of(**run)
+    return options, RunOptions.among(given)
 
 
 def plan_repack(
@@ -238,8 +215,6 @@ def plan_repack(
         parts.append(replace(part, recipe=recipe, split=name))
         admit(part, run.workers, run.memory)
         warning_lines += _warnings(parts[-1], options)
-        if options.check_order and name in TRAINING and recipe.get("shuffle") is None:
-            warning_lines += _sorted(samples, part.groups)
     return RepackPlan(
         source=source, stripe=stripe, parts=tuple(parts), warnings=tuple(warning_lines)
     )
@@ -328,8 +303,14 @@ def _warnings(part: Job, options: RepackOptions) -> list[str]:
     return [f"{part.split}: {text}" if part.split else text for text in lines]
 
 
-def _sorted(source: Source, groups: int) -> list[str]:
+def order_warnings(plan: RepackPlan) -> list[str]:
     """Return whether samples are sorted by a field, so that a group has few values of it."""
+    parts = [p for p in plan.parts if p.split in TRAINING and "shuffle" not in p.recipe]
+    return [line for part in parts for line in _sorted(part.source, part.groups)]
+
+
+def _sorted(source: Source, groups: int) -> list[str]:
+    """Return the warning of one output."""
     lineage = source.sidecar.content.lineage if isinstance(source, SidecarSource) else {}
     if lineage.get("shuffle") is not None:
         return []
@@ -362,8 +343,8 @@ def _file_nbytes(
     each = source.schema.fixed_nbytes
     ragged = sum(int(n.sum()) * source.schema[f].row_nbytes for f, n in known.items())
     mean = each + ragged / max(1, len(source))
-    per_file = min(samples, options.samples_per_file or samples)
-    return round(min(mean * per_file, options.shard_nbytes or math.inf))
+    per_file, nbytes = parse_shard_size(options.shard_size)
+    return round(min(mean * min(samples, per_file or samples), nbytes or math.inf))
 
 
 def inodes(job: Job) -> int:
@@ -407,7 +388,7 @@ def _plan_part(
     stripe: Stripe,
 ) -> Job:
     """Decide one output, of some samples of `whole`, of which the rows are known."""
-    write, is_sharded = options.write, is_cut(options.samples_per_file, options.shard_nbytes)
+    write, is_sharded = options.write, options.shard_size is not None
     (schema, lost), count = with_static(source.schema, whole[0], format), len(source)
     rows, each = whole[1], source.schema.fixed_nbytes
     sizes: int | Ints = each
@@ -427,12 +408,10 @@ def _plan_part(
     else:
         slices = (sizes[at : at + STEP] for at in range(0, count, STEP))
         edges = edges_by_bytes(slices, choice.limit_nbytes)
-    per_shard = count or 1
-    if options.samples_per_file is not None:
-        per_shard = options.samples_per_file
-    elif options.shard_nbytes is not None:
-        per_shard = max(1, options.shard_nbytes // max(1, payload // max(1, count)))
-    cuts = _whole_groups(edges, per_shard).tolist()
+    per_file, nbytes = parse_shard_size(options.shard_size)
+    if nbytes is not None:
+        per_file = max(1, nbytes // max(1, payload // max(1, count)))
+    cuts = _whole_groups(edges, per_file or count or 1).tolist()
     sums = {n: np.add.reduceat(r, edges[:-1]) if count else r for n, r in rows.items()}
     groupings = []
     for low, high in itertools.pairwise(cuts):
@@ -524,15 +503,8 @@ def repack(
     target: str | Path,
     *,
     fields: Sequence[str] = (),
-    split: str | None = None,
-    group_by: str | None = None,
-    subset: Any = None,
-    duplicate: int = 1,
-    open_options: OpenOptions | None = None,
-    restart: bool = False,
     measure: bool = False,
-    executor: Executor | None = None,
-    **how: Unpack[WriteArguments],
+    **options: Unpack[RepackArguments],
 ) -> RepackReport:
     """Rewrite a dataset so that one read fetches a whole group of samples, all fields together.
 
@@ -543,35 +515,14 @@ def repack(
     target
         The file or directory to make, also a URL; of HDF5 if neither its suffix nor `to` says
         otherwise.
-    buffer_size
-        Samples per group (128), bytes (``"256MiB"``), or ``"auto"``.
-    stripe_size
-        Groups begin at multiples of this size; detected if None.
-    to
-        ``"hdf5"``, ``"lmdb"``, ``"tfrecord"`` or ``"zarr"``.
-    fields, open_options
-        What to read, and how; as in `convert`.
-    compress, write_options
-        How to write; as in `convert`. Each group is compressed on its own.
-    shuffle
-        The seed of a global shuffle of the samples; None keeps their order.
-    split
-        ``"train=0.8,val=0.1,test=0.1"``: outputs ``TARGET-train`` and so on. Only ``train`` is
-        shuffled and duplicated.
-    group_by
-        A field: samples with the same value land in one split.
-    subset
-        Only some of the samples, as for `Reader`: a condition, numbers, a `dsprep.Subset`.
-    duplicate
-        How often each sample is written.
-    samples_per_file, shard_size
-        Cut the output into files of whole groups.
-    workers, memory, overwrite, restart, durable
-        As in `convert`.
+    fields
+        The fields wanted, as in `convert`.
     measure
         Whether to measure after how many epochs the rewrite pays off.
-    executor
-        Who writes the files (see `dsprep.executors`); None: threads here.
+    **options
+        What is made: see `dsprep.core.arguments.RepackArguments`; how: `workers`, `memory`,
+        `overwrite`, `restart`, `durable`, `executor`; and `open_options`, `write_options`, as in
+        `convert`. Sizes may be text.
 
     Returns
     -------
@@ -585,11 +536,7 @@ def repack(
     DsprepError, OSError
         If anything is wrong; nothing half-written is left under the name `target`.
     """
-    if unknown := how.keys() - WriteArguments.__optional_keys__:
-        raise TypeError(f"{min(unknown)!r} is not an option of dsprep.repack")
-    options, run = as_options(how)
-    duplicate = at_least("duplicate", duplicate, 1)
-    options = replace(options, split=split, group_by=group_by, subset=subset, duplicate=duplicate)
-    run = replace(run, restart=restart, executor=executor)
-    with open_dataset(source, reading(open_options, fields, run.memory), marked=True) as opened:
-        return run_repack(plan_repack(opened, as_path(target), options, run), run, measure=measure)
+    made, run = as_options(options)
+    how = reading(options.get("open_options"), fields, run.memory)
+    with open_dataset(source, how, marked=True) as opened:
+        return run_repack(plan_repack(opened, as_path(target), made, run), run, measure=measure)

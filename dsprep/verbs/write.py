@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
+from dsprep.core.arguments import WriteArguments
 from dsprep.core.memory import allowed_memory
 from dsprep.core.schema import LARGEST, Schema, batch_nbytes
 from dsprep.errors import SchemaError, UsageError
@@ -23,7 +24,7 @@ from dsprep.reader.options import at_least
 from dsprep.source.files import check_replaceable
 from dsprep.storage.paths import as_path
 from dsprep.verbs.convert import named_target
-from dsprep.verbs.repack import WriteArguments, as_options, plan_repack
+from dsprep.verbs.repack import as_options, plan_repack
 from dsprep.verbs.write_items import write_items
 from dsprep.writing.items.calls import Calls
 from dsprep.writing.items.tasks import Function
@@ -52,6 +53,11 @@ class Options(WriteArguments, total=False):
     progress: Progress | None
 
 
+def _of_target(options: Options) -> dict[str, Any]:
+    """Return the options that say how the target is written."""
+    return {n: v for n, v in options.items() if n not in ("schema", "length", "progress")}
+
+
 class Writer:
     """A dataset that is written sample by sample; it appears when the ``with`` block ends.
 
@@ -70,7 +76,7 @@ class Writer:
         that its first axis varies.
     length
         How many samples will come, if that is known. Another number is an error.
-    to, buffer_size, stripe_size, compress, shuffle, samples_per_file, shard_size, write_options
+    to, buffer_size, stripe_size, compress, shuffle, shard_size, write_options
         As in `dsprep.repack`; groups are as large as ``"auto"`` makes them by default.
     workers, memory, overwrite, durable
         As in `dsprep.convert`; at least two workers, so that one writes while samples come.
@@ -107,7 +113,7 @@ class Writer:
         self._progress = options.get("progress")
         if (self._length or 0) > LARGEST:
             raise UsageError(f"length={self._length} is too many")
-        self._options, self._run = as_options(options)
+        self._options, self._run = as_options(_of_target(options))
         check_target(self._target, self._run.overwrite)
         if self._run.overwrite:
             check_replaceable(self._target)
@@ -392,7 +398,7 @@ def write(
     if function is not None:
         if batched or options.get("length") is not None:
             raise UsageError("length= and batched= are of samples, not of the items of a function")
-        repacking, run = as_options(options)
+        repacking, run = as_options(_of_target(options))
         if errors not in ("raise", "skip"):
             raise UsageError(f"errors={errors!r} is not possible", expected="'raise' or 'skip'")
         skip, fields = errors == "skip", declared(options.get("schema"))

@@ -16,7 +16,7 @@ import numpy as np
 
 from dsprep.core.schema import Ints, Schema
 from dsprep.core.units import parse_nbytes, show_binary_nbytes, show_nbytes
-from dsprep.errors import UsageError
+from dsprep.errors import UsageError, require
 from dsprep.writing.plan import ends_by_bytes
 from dsprep.writing.stripes import Stripe
 
@@ -69,8 +69,22 @@ class BufferChoice:
 NO_GROUPS = BufferChoice(1, 0, None, "")
 
 
-def parse_buffer(text: str) -> BufferSize:
-    """Return what ``--buffer-size`` asks for.
+def parse_shard_size(size: str | int | None) -> BufferSize:
+    """Return how many samples, or bytes of values, a file of an output has; None: it is one file.
+
+    Raises
+    ------
+    UsageError
+        If it is neither a number of samples nor a size.
+    """
+    if size is None:
+        return None, None
+    require(size != "auto", UsageError, "--shard-size auto is not possible", fix="name a size")
+    return parse_buffer(str(size), "--shard-size")
+
+
+def parse_buffer(text: str, option: str = "--buffer-size") -> BufferSize:
+    """Return the samples, or the bytes, that an option asks for; neither: it is automatic.
 
     >>> parse_buffer("1KiB")
     (None, 1024)
@@ -85,7 +99,7 @@ def parse_buffer(text: str) -> BufferSize:
         return None, None
     if word.isdecimal() and word.isascii():
         if int(word) < 1 or int(word) >= 1 << 62:
-            raise UsageError(f"groups of {text} samples are not possible", expected="at least 1")
+            raise UsageError(f"{option} {text} is not possible", expected="at least 1 sample")
         return int(word), None
     try:
         if word[-1:].isalpha():
@@ -93,8 +107,8 @@ def parse_buffer(text: str) -> BufferSize:
         raise UsageError("a number of samples is whole")
     except UsageError as error:
         raise UsageError(
-            f"--buffer-size {text!r} is not understood",
-            expected="samples such as 128, bytes such as 256MiB, or auto",
+            f"{option} {text!r} is not understood",
+            expected="samples such as 128, or bytes such as 256MiB",
         ) from error
 
 

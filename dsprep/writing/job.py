@@ -12,9 +12,10 @@ from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, TypeAlias, Unpack
 
 import dsprep
+from dsprep.core.arguments import RunArguments
 from dsprep.core.groups import Grouping
 from dsprep.core.memory import allowed_memory
 from dsprep.core.schema import Schema
@@ -248,16 +249,10 @@ class RunOptions:
             given["memory"] = as_nbytes(given["memory"])
         return cls(**given)
 
-
-class RunArguments(TypedDict, total=False):
-    """The attributes of `RunOptions`, where they are given by name: for `typing.Unpack`."""
-
-    workers: int | None
-    memory: str | int | None
-    overwrite: bool
-    restart: bool
-    durable: bool
-    executor: Executor | None
+    @classmethod
+    def among(cls, given: Mapping[str, Any]) -> RunOptions:
+        """Return the options that are among the arguments of a function."""
+        return cls.of(**{n: v for n, v in given.items() if n in RunArguments.__annotations__})
 
 
 def admit(job: Job, workers: int | None, memory: int | None) -> int:

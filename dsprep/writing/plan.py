@@ -55,13 +55,6 @@ class Shard:
         return self.grouping.total
 
 
-def is_cut(samples_per_file: int | None, shard_nbytes: int | None) -> bool:
-    """Return whether an output is a directory of files; `UsageError` if it is cut in two ways."""
-    if samples_per_file is not None and shard_nbytes is not None:
-        raise UsageError("give either --samples-per-file or --shard-size")
-    return samples_per_file is not None or shard_nbytes is not None
-
-
 def shard_names(stem: str, suffix: str, count: int) -> list[str]:
     """Return ``stem-00000-of-00064.suffix`` and so on."""
     digits = max(5, len(str(count)))

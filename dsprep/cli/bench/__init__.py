@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dsprep.cli import usage
-from dsprep.cli.usage import Entry
+from dsprep.cli import command
+from dsprep.cli.command import Entry
 
-group = usage.group(
+group = command.group(
     "bench",
     "Measure ways of reading here, and compare reports.",
     {

@@ -3,53 +3,57 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from dsprep.cli import options as opt
+from dsprep.cli.command import command
 from dsprep.cli.report import Verbosity, current_verbosity, note, print_json, say
 from dsprep.core.escaping import printable, printable_json
 
 if TYPE_CHECKING:
     from dsprep.bench.report.comparing import Comparison, Pair
 
-EPILOG = """
-dsprep bench compare before.json after.json
-
-dsprep bench compare before.json after.json --measure exposed_seconds
-
-dsprep bench compare before.json after.json --fail-over 10%
-
-Exit status: 0 done, 1 bad data, or a strategy got worse by more than --fail-over, 2 wrong usage.
-"""
-
 SHOWN = 20
 """Differences of machine, dataset and settings that are printed."""
 
 
-@opt.command(EPILOG)
+@command
 def compare(
-    old: Annotated[Path, opt.argument("OLD", "A report, from --json.")],
-    new: Annotated[Path, opt.argument("NEW", "One made later.")],
-    measure: Annotated[
-        str,
-        typer.Option("--measure", "-m", metavar="NAME", help="A measure by its name in reports."),
-    ] = "samples_per_second",
-    fail_over: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PERCENT",
-            help="Exit with 1 if a strategy got worse by more, such as 10%, beyond the spread, or "
-            "no longer has a figure.",
-            show_default=False,
-        ),
-    ] = None,
-    json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the comparison; - prints it.")
-    ] = None,
+    old: Path,
+    new: Path,
+    /,
+    measure: str = "samples_per_second",
+    fail_over: str | None = None,
+    json: Path | None = None,
 ) -> None:
-    """Put two reports side by side: what got faster or slower beyond the spread of repeats."""
+    """Put two reports side by side: what got faster or slower beyond the spread of repeats.
+
+    Parameters
+    ----------
+    old : OLD
+        A report, from --json.
+    new : NEW
+        One made later.
+    measure : NAME
+        A measure by its name in reports.
+    fail_over : PERCENT
+        Exit with 1 if a strategy got worse by more, such as 10%, beyond the spread, or no longer
+        has a figure.
+    json
+        Write the comparison; - prints it.
+
+    Examples
+    --------
+    dsprep bench compare before.json after.json
+    dsprep bench compare before.json after.json --measure exposed_seconds
+    dsprep bench compare before.json after.json --fail-over 10%
+
+    Notes
+    -----
+    Exit status: 0 done, 1 bad data, or a strategy got worse by more than --fail-over, 2 wrong
+    usage.
+    """
     from dsprep.bench.report.comparing import compare as side_by_side
     from dsprep.bench.report.model import load
     from dsprep.cli.bench.output import STDOUT, check_targets, write

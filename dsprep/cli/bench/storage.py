@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
-from dsprep.cli import options as opt
 from dsprep.cli.bench.output import check_new
+from dsprep.cli.command import command
 from dsprep.cli.report import print_json, print_rows, remark, run_bar
-from dsprep.errors import UsageError
+from dsprep.errors import UsageError, require
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
     from dsprep.planning.storage_figures import StorageFigures
 
-EPILOG = """
-dsprep bench storage /scratch/me --out storage.json
 
-dsprep bench storage /local/nvme --size 256MiB --streams 1,2,4 --json
-
-In a job of SLURM, srun -n 9 has 8 processes read, on the nodes of the job.
-
-Exit status: 0 done, 1 no space or not measured, 2 wrong usage.
-"""
-
-
-@opt.command(EPILOG)
+@command
 def storage(
-    executor: Executor | None,
-    folder: Annotated[Path, opt.argument("DIR", "A directory on it.")],
-    out: Path | None = opt.value("FILE", "Write the figures as JSON, for dsprep plan."),
-    size: str | None = opt.value("SIZE", "Bytes to write, of all workers (1GiB, or 128MiB each)."),
-    seconds: float = opt.value("S", "How long it may take, about.", default=45.0, min=1, max=86400),
-    streams: str | None = opt.value("N,N,...", "Threads that read (1,2,4,8, of each worker)."),
-    engine: Literal["buffered", "direct"] = opt.value("KIND", "How to read.", default="buffered"),
-    workers: int | None = opt.value("N", "Processes that read (all), each a file.", min=1),
-    overwrite: bool = opt.switch("Replace FILE.", "--overwrite"),
-    dry_run: opt.DryRun = False,
-    json: opt.Json = False,
+    folder: Path,
+    /,
+    out: Path | None = None,
+    size: str | None = None,
+    seconds: float = 45.0,
+    streams: str | None = None,
+    engine: str = "buffered",
+    workers: int | None = None,
+    executor: Executor | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    json: bool = False,
 ) -> None:
     """Measure what a storage gives.
 
@@ -46,22 +36,64 @@ def storage(
     random reads, the spread, and opens per second. It reads files that it writes to DIR, and
     removes, with cold caches and as dsprep reads datasets. A stream is a thread that reads large
     parts; a rank of training has up to 4 of them.
+
+    Parameters
+    ----------
+    folder : DIR
+        A directory on it.
+    out
+        Write the figures as JSON, for dsprep plan.
+    size : SIZE
+        Bytes to write, of all workers (1GiB, or 128MiB each).
+    seconds : S
+        Seconds that it may take, about.
+    streams : N,N,...
+        Threads that read (1,2,4,8, of each worker).
+    engine : buffered|direct
+        The engine that reads.
+    workers
+        Processes that read (all), each a file.
+    executor : KIND
+        processes, mpi or dask, as of dsprep convert.
+    overwrite
+        Replace FILE.
+    dry_run
+        Show what would be done, and stop.
+    json
+        Print the result as JSON.
+
+    Examples
+    --------
+    dsprep bench storage /scratch/me --out storage.json
+    dsprep bench storage /local/nvme --size 256MiB --streams 1,2,4 --json
+
+    Notes
+    -----
+    In a job of SLURM, srun -n 9 has 8 processes read, on the nodes of the job.
+
+    Exit status: 0 done, 1 no space or not measured, 2 wrong usage.
     """
     from dsprep.bench.report import sweeping
     from dsprep.bench.storage import measure, plan_storage
     from dsprep.bench.storage.worker import FILES
-    from dsprep.core.units import show_binary_nbytes
+    from dsprep.core.units import as_nbytes, show_binary_nbytes
     from dsprep.executors import workers_of
+    from dsprep.reader.engines import NAMES
+    from dsprep.reader.options import check_word
     from dsprep.sidecar.spec import write_json
 
     check_new(out, overwrite, "--out")
+    check_word("engine", engine, NAMES)
+    require(1 <= seconds <= 86400, UsageError, f"--seconds {seconds}", expected="1 to 86400")
     if executor is not None:
         workers = workers or getattr(executor, "present", 0) or workers_of(executor)
-    elif (workers or 1) > 1 and not dry_run:
+    elif (workers or 1) != 1 and not dry_run:
         raise UsageError("--workers are processes", fix="add --executor, or take --streams")
     counts = {sweeping.parse_count(n.strip()) for n in streams.split(",")} if streams else ()
     how = {"seconds": seconds, "engine": engine}
-    plan = plan_storage(folder, opt.nbytes_of(size), sorted(counts), workers or 1, **how)
+    plan = plan_storage(
+        folder, None if size is None else as_nbytes(size), sorted(counts), workers or 1, **how
+    )
     written = f"{show_binary_nbytes(plan.nbytes)} and {FILES:,} small files"
     written += f" by each of {plan.workers} workers" if plan.workers > 1 else ""
     words = f"up to {written} in {plan.scratch}, removed in the end; about {seconds:g} s"

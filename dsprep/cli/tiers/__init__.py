@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dsprep.cli.usage import Entry, group
+from dsprep.cli import command
+from dsprep.cli.command import Entry
 
-caching = group(
+caching = command.group(
     "cache",
     "List and remove copies on a fast tier.",
     {

@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from dsprep.cli import options as opt
+from dsprep.cli.command import command
 from dsprep.cli.report import note, print_json, print_rows, print_table, say
 
 if TYPE_CHECKING:
     from dsprep.cache.folder import CopyInfo
 
-LIST = """
-dsprep cache list /local/nvme
 
-dsprep cache list /local/nvme --json
+@command
+def list_(root: Path, /, json: bool = False) -> None:
+    """List the copies of a cache: what of which dataset, its size, who uses it.
 
-Exit status: 0 done, 2 wrong usage.
-"""
+    Parameters
+    ----------
+    root : DIR
+        The directory that a Reader has as cache=.
+    json
+        Print the result as JSON.
 
-PURGE = """
-dsprep cache purge /local/nvme --unused-since 7d
+    Examples
+    --------
+    dsprep cache list /local/nvme
+    dsprep cache list /local/nvme --json
 
-dsprep cache purge /local/nvme --dataset train.h5 --dry-run
-
-dsprep cache purge /local/nvme --all
-
-Exit status: 0 done, 1 some of it was kept, as it is in use or no copy, 2 wrong usage.
-"""
-
-Root = Annotated[Path, opt.argument("DIR", "The directory that a Reader has as cache=.")]
-
-
-@opt.command(LIST)
-def list_(root: Root, json: opt.Json = False) -> None:
-    """List the copies of a cache: what of which dataset, its size, who uses it."""
+    Notes
+    -----
+    Exit status: 0 done, 2 wrong usage.
+    """
     from dsprep.cache.folder import CacheFolder
     from dsprep.storage.trees import free_nbytes
 
@@ -49,18 +46,44 @@ def list_(root: Root, json: opt.Json = False) -> None:
         print_listing(copies, nbytes, free)
 
 
-@opt.command(PURGE)
+@command
 def purge(
-    root: Root,
-    dataset: str | None = opt.value("PATH", "Copies of this dataset."),
-    unused_since: str | None = opt.value("TIME", "Copies not used for so long: 12h, 7d."),
-    everything: bool = opt.switch("All copies.", "--all"),
-    dry_run: opt.DryRun = False,
-    json: opt.Json = False,
+    root: Path,
+    /,
+    dataset: str | None = None,
+    unused_since: str | None = None,
+    everything: bool = False,
+    dry_run: bool = False,
+    json: bool = False,
 ) -> None:
     """Remove copies from a cache that are not in use; nothing but copies is removed.
 
     Of several options that choose copies, all have to hold.
+
+    Parameters
+    ----------
+    root : DIR
+        The directory that a Reader has as cache=.
+    dataset : PATH
+        Copies of this dataset.
+    unused_since : TIME
+        Copies not used for so long: 12h, 7d.
+    everything
+        All copies.
+    dry_run
+        Show what would be done, and stop.
+    json
+        Print the result as JSON.
+
+    Examples
+    --------
+    dsprep cache purge /local/nvme --unused-since 7d
+    dsprep cache purge /local/nvme --dataset train.h5 --dry-run
+    dsprep cache purge /local/nvme --all
+
+    Notes
+    -----
+    Exit status: 0 done, 1 some of it was kept, as it is in use or no copy, 2 wrong usage.
     """
     from dsprep.core.units import parse_seconds
     from dsprep.verbs.cache import purge as remove

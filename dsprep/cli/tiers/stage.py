@@ -2,85 +2,106 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from dsprep.cli import options as opt
+from dsprep.cli.command import command
 from dsprep.cli.report import byte_bar, fail, note, print_done, print_json, print_rows
+from dsprep.core.arguments import OrderArguments
 
 if TYPE_CHECKING:
     from dsprep.verbs.stage import StageReport
 
-EPILOG = """
-dsprep stage x.h5 -P 64 --ranks-per-node 8 -M 32 --node 3 --to /local/cache
 
-dsprep stage x.h5 -P 64 --ranks-per-node 8 -M 32 --to /local/cache -E 2 -n
-
-dsprep stage x.h5 -P 64 --ranks-per-node 8 -M 32 --all --manifest ranges.jsonl
-
-In a job of SLURM, srun -N 8 -n 8 runs it once on each of 8 nodes, for the ranks of that node.
-dsprep.Reader("x.h5", 32, cache="/local/cache") with the same options of the order then opens the
-sidecar alone, and no data file, as long as it reads what was staged; it copies what else it needs
-when it needs it. The same command continues where one was killed.
-
-Without --to only the manifest is written: JSON, a line of about 70 bytes and the file's name per
-range, after one about the whole.
-
-Exit status: 0 done, 1 bad data or no room, 2 wrong usage.
-"""
-
-
-@opt.command(EPILOG)
+@command
 def stage(
-    data: Annotated[list[str], opt.argument("DATA...", "The dataset, or its sidecar.")],
-    ranks: Annotated[
-        int, typer.Option("--ranks", "-P", metavar="N", min=1, help="Processes that will read.")
-    ],
-    ranks_per_node: Annotated[
-        int,
-        typer.Option(metavar="R", min=1, help="Of them on a node: node K has K*R to K*R+R-1."),
-    ],
-    batch_size: Annotated[
-        int,
-        typer.Option("--batch-size", "-M", metavar="N", min=1, help="Samples per step and rank."),
-    ],
-    ordering: dict[str, Any],
-    to: Path | None = opt.value("DIR", "Where to: the Reader's cache, on a faster tier."),
-    node: int | None = opt.value(
-        "K",
-        "The node, from 0; in a job of SLURM the one that this runs on.",
-        min=0,
-        envvar="SLURM_NODEID",
-        show_envvar=False,
-    ),
-    every: bool = opt.switch("All nodes, which share the directory.", "--all"),
-    epochs: int = opt.value(
-        "N", "Epochs to stage; with --mini-epochs, of those.", "--epochs", "-E", default=1, min=1
-    ),
-    first_epoch: int = opt.value("N", "The first of them.", default=0, min=0),
-    manifest: Path | None = opt.value("FILE", "Write the ranges, in the order of their use."),
-    cache_size: str | None = opt.value(
-        "SIZE", "What the cache may take: 1.6TB, or 75% of what is free and what it has."
-    ),
-    bandwidth: str | None = opt.value("RATE", "Copy so much at most, such as 2GB/s."),
-    threads: int = opt.value("N", "Threads that copy.", "--threads", "-j", default=8, min=1),
-    partial: bool = opt.switch("Stage what is read first, if not all fits.", "--partial"),
-    dry_run: opt.DryRun = False,
-    json: opt.Json = False,
+    data: tuple[str, ...],
+    /,
+    ranks: int,
+    ranks_per_node: int,
+    batch_size: int,
+    order: OrderArguments,
+    to: Path | None = None,
+    node: int | None = None,
+    everything: bool = False,
+    epochs: int = 1,
+    first_epoch: int = 0,
+    manifest: Path | None = None,
+    cache_size: str | None = None,
+    bandwidth: str | None = None,
+    threads: int = 8,
+    partial: bool = False,
+    dry_run: bool = False,
+    json: bool = False,
 ) -> None:
     """Copy what a node will read in some epochs to its own storage, before the job.
 
     Which groups that are, and in which order, is computed from the sidecar alone.
+
+    Parameters
+    ----------
+    data : DATA...
+        The dataset, or its sidecar.
+    ranks
+        Processes that will read.
+    ranks_per_node : R
+        Of them on a node: node K has K*R to K*R+R-1.
+    batch_size
+        Samples per step and rank.
+    to : DIR
+        Where to: the Reader's cache, on a faster tier.
+    node : K
+        The node, from 0; in a job of SLURM the one that this runs on.
+    everything
+        All nodes, which share the directory.
+    epochs
+        Epochs to stage; with --mini-epochs, of those.
+    first_epoch
+        The first of them.
+    manifest
+        Write the ranges, in the order of their use.
+    cache_size : SIZE
+        The bytes that the cache may take: 1.6TB, or 75% of those that are free or its own.
+    bandwidth : RATE
+        Copy so much at most, such as 2GB/s.
+    threads
+        Threads that copy.
+    partial
+        Stage what is read first, if not all fits.
+    dry_run
+        Show what would be done, and stop.
+    json
+        Print the result as JSON.
+
+    Examples
+    --------
+    dsprep stage x.h5 -P 64 --ranks-per-node 8 -M 32 --node 3 --to /local/cache
+    dsprep stage x.h5 -P 64 --ranks-per-node 8 -M 32 --to /local/cache -E 2 -n
+    dsprep stage x.h5 -P 64 --ranks-per-node 8 -M 32 --all --manifest ranges.jsonl
+
+    Notes
+    -----
+    In a job of SLURM, srun -N 8 -n 8 runs it once on each of 8 nodes, for the ranks of that node.
+    dsprep.Reader("x.h5", 32, cache="/local/cache") with the same options of the order then opens
+    the sidecar alone, and no data file, as long as it reads what was staged; it copies what else it
+    needs when it needs it. The same command continues where one was killed.
+
+    Without --to only the manifest is written: JSON, a line of about 70 bytes and the file's name
+    per range, after one about the whole.
+
+    Exit status: 0 done, 1 bad data or no room, 2 wrong usage.
     """
     from dsprep.verbs.stage import stage as run
 
-    if every:
+    slurm = os.environ.get("SLURM_NODEID", "")
+    if everything:
         node = None
+    elif node is None and slurm.isdecimal():
+        node = int(slurm)
+    elif node is None and ranks > ranks_per_node > 0:
+        fail(f"which of the {-(-ranks // ranks_per_node)} nodes? add --node K, or --all", 2)
     elif node is None:
-        if ranks > ranks_per_node:
-            fail(f"which of the {-(-ranks // ranks_per_node)} nodes? add --node K, or --all", 2)
         node = 0
     if to is None and manifest is None:
         fail("add --to DIR to stage, or --manifest FILE to write the ranges alone", 2)
@@ -101,7 +122,7 @@ def stage(
             manifest=manifest,
             dry_run=dry_run,
             progress=update,
-            **ordering,
+            **order,
         )
     if json:
         print_json(report_json(report))

@@ -331,7 +331,7 @@ def refused(name: str, error: BaseException) -> OSError:
     if advice and "://169.254.169.254" in text:  # asked for the credentials of a machine's role
         return OSError(errno.EACCES, f"there are no credentials{advice}", name)
     if "error sending request" in text:
-        words = "the server cannot be reached: is --endpoint or AWS_ENDPOINT_URL right?"
+        words = "the server cannot be reached: is AWS_ENDPOINT_URL right?"
         return OSError(errno.EHOSTUNREACH, words, name)
     if isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
         return OSError(errno.EACCES, f"{os.strerror(errno.EACCES)}: {brief(error)}{advice}", name)

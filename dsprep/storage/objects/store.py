@@ -538,7 +538,7 @@ def _check_environment(scheme: str) -> None:
                 ):
                     continue
             raise UsageError(
-                f"{name} (--endpoint) is not the URL of a server",
+                f"{name} is not the URL of a server",
                 expected="https://HOST:PORT, and credentials in variables of their own",
             )
 

@@ -11,18 +11,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from dsprep.cache.pieces import Pieces
+from dsprep.core.arguments import OrderArguments
 from dsprep.core.schema import Ints
 from dsprep.errors import UsageError
 from dsprep.reader.cached import Cache
 from dsprep.reader.data import Paths, open_data
 from dsprep.reader.mini_epochs import MiniEpochs
 from dsprep.reader.options import ReaderOptions, assign, at_least, chosen_fields
-from dsprep.reader.order import Assignment, Remainder
+from dsprep.reader.order import Assignment
 from dsprep.source.alike import sorting_field
 from dsprep.verbs.stage.copying import Outcome, PiecesNeeded, copy_all, look
 from dsprep.verbs.stage.manifest import write
@@ -76,16 +77,14 @@ def stage(
     node: int | None = None,
     epochs: int = 1,
     first_epoch: int = 0,
-    remainder: Remainder = "ragged",
     cache_size: int | str | None = None,
     bandwidth: int | str | None = None,
     threads: int = THREADS,
     partial: bool = False,
     manifest: str | Path | None = None,
-    sidecar: str | Path | None = None,
     dry_run: bool = False,
     progress: Callable[[int, int], None] | None = None,
-    **order: Any,
+    **order: Unpack[OrderArguments],
 ) -> StageReport:
     """Copy what a node will read in some epochs to a faster tier, as ``Reader(cache=)`` finds it.
 
@@ -107,8 +106,6 @@ def stage(
         Whose ranks, from 0; None: all nodes, which share the directory.
     epochs, first_epoch
         How many epochs, and the first of them; with mini-epochs, of those, over all epochs.
-    remainder
-        As for the `Reader`.
     cache_size
         As for the `Reader`.
     bandwidth
@@ -119,16 +116,13 @@ def stage(
         Whether to copy what there is room for, what is needed first, if not all of it fits.
     manifest
         A file to write with the ranges that are needed; see `dsprep.verbs.stage.manifest`.
-    sidecar
-        Its sidecar, if that is not beside the dataset.
     dry_run
         Compute and compare with the room there is, and write nothing.
     progress
         Called with bytes copied so far, and in all; from any thread.
     **order
-        As for the `Reader`, what decides which samples come, and in which order: `buffer_size`,
-        `shuffle`, `seed`, `buffers_mixed`, `fields`, `subset`, `weights`, `mini_epochs`,
-        `recompose`, `pools`.
+        What decides which samples come, and in which order: see
+        `dsprep.core.arguments.OrderArguments`.
 
     Returns
     -------
@@ -155,8 +149,6 @@ def stage(
         path,
         batch_size,
         order,
-        remainder=remainder,
-        sidecar=sidecar,
         cache=None if to is None else Cache(to, cache_size, bandwidth=bandwidth),
     )
     how, threads = settings.cache_options, at_least("threads", threads, 1)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dsprep import convert
 from dsprep.core.schema import Field, Schema
+from dsprep.formats.options import WriteOptions
 
 FIXED = Schema(
     (
@@ -21,14 +23,16 @@ RAGGED = Schema((FIXED["label"], FIXED["id"], Field("points", np.dtype("<i2"), (
 CHUNKS = ("convert", "--chunk", "7")
 GZIP = (*CHUNKS, "--compress", "gzip:1")
 
+WAYS = {"zarr-2": {"zarr_format": 2}, "zarr-chunks": {"zarr_shard": 0}}
+
 KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "hdf5": ("set.h5", ("convert",)),
     "hdf5-chunks": ("set.h5", GZIP),
     "lmdb": ("set.lmdb", ("convert",)),
     "tfrecord": ("set.tfrecord", ("convert",)),
     "tfrecord-gzip": ("set.tfrecord", ("convert", "--compress", "gzip:1")),
-    "zarr-2": ("set.zarr", (*GZIP, "--zarr-format", "2")),
-    "zarr-chunks": ("set.zarr", (*GZIP, "--zarr-shard", "0")),
+    "zarr-2": ("set.zarr", ("convert",)),
+    "zarr-chunks": ("set.zarr", ("convert",)),
     "zarr-shards": ("set.zarr", CHUNKS),
     "zarr-zip": ("set.zarr.zip", CHUNKS),
 }
@@ -56,5 +60,9 @@ def make(kind: str, source: Path, folder: Path) -> Path:
     """Write `source` as a dataset of this kind, in a folder that is made."""
     name, (command, *options) = KINDS[kind]
     folder.mkdir(parents=True)
-    dsprep(command, source, folder / name, "--no-sync", "-j", 1, *options)
+    if kind in WAYS:
+        chunks = {"chunk": 7, "compress": "gzip:1", "workers": 1}
+        convert(source, folder / name, write_options=WriteOptions(**WAYS[kind]), **chunks)
+        return folder / name
+    dsprep(command, source, folder / name, "-j", 1, *options)
     return folder / name

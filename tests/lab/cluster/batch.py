@@ -127,8 +127,8 @@ def prepared(lab: Lab, node: Node, root: Path) -> None:
         f"mkdir -p {root}",
         f"{DSPREP} synth -q neuron-inverter {root}/neuron --samples 2400",
         f"{DSPREP} synth -q cosmoflow-h5 {root}/cosmo --samples 96 --scale 0.0625",
-        f"{DSPREP} repack -q {root}/neuron {root}/neuron.h5 {fields} -b 64 --no-measure",
-        f"{DSPREP} repack -q {root}/cosmo {root}/cosmo.h5 -b 8 --no-measure",
+        f"{DSPREP} repack -q {root}/neuron {root}/neuron.h5 {fields} -b 64",
+        f"{DSPREP} repack -q {root}/cosmo {root}/cosmo.h5 -b 8",
     ):
         node.run(command, env=env, check=True, timeout=TIMEOUT)
 
@@ -148,7 +148,7 @@ def in_the_middle(job: Job, begun: Callable[[], bool]) -> None:
 def repacked(lab: Lab, node: Node, root: Path) -> str:
     """Submit the script, and compare with what one process writes."""
     expected = root / "by-one"
-    one = f"{DSPREP} repack -q {root}/neuron.h5 {expected} --to hdf5 --shuffle 1 --no-measure"
+    one = f"{DSPREP} repack -q {root}/neuron.h5 {expected} --to hdf5 --shuffle 1"
     done = Way("one", node).run(lab, f"{one} {OPTIONS}")
     assert not done.returncode, done.stdout
     target = root / "by-job"

@@ -1,6 +1,6 @@
 """``python -m tests.lab.cluster.items OUT``: `dsprep.write` of items, by any executor.
 
-With ``--executor`` and ``--scheduler`` as of the commands of dsprep. A call of the function takes
+With ``--executor`` as of the commands of dsprep. A call of the function takes
 ``DSPREP_LAB_PAUSE`` seconds; that of the third item makes the file ``DSPREP_LAB_MARK``.
 """
 
@@ -36,10 +36,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out")
     parser.add_argument("--executor")
-    parser.add_argument("--scheduler")
     words = parser.parse_args()
     try:
-        with opened(words.executor, scheduler=words.scheduler) as executor:
+        with opened(words.executor) as executor:
             by = executor or "threads"
             report = dsprep.write(
                 words.out, range(ITEMS), function=samples, executor=by, resume=True

@@ -25,27 +25,27 @@ MAKE = (
     f"{DSPREP} synth -q neuron-inverter {{i}}/neuron --samples 2400",
     f"{DSPREP} synth -q cosmoflow-h5 {{i}}/cosmo --samples 96",
     f"{DSPREP} synth -q cosmic-tagger {{i}}/cosmic.h5 --samples 40 --scale 0.05",
-    f"{DSPREP} convert -q {{i}}/cosmic.h5 {{i}}/cosmic --to tfrecord --samples-per-file 9",
+    f"{DSPREP} convert -q {{i}}/cosmic.h5 {{i}}/cosmic --to tfrecord --shard-size 9",
 )
 """What makes the data of the jobs."""
 
 VERBS = {
-    "convert": f"{DSPREP} convert -q {{i}}/cosmo {{o}}/tf --to tfrecord --samples-per-file 12",
+    "convert": f"{DSPREP} convert -q {{i}}/cosmo {{o}}/tf --to tfrecord --shard-size 12",
     "convert, ragged": f"{DSPREP} convert -q {{i}}/cosmic {{o}}/zarr --to zarr"
-    " --samples-per-file 7 --compress zstd:1",
+    " --shard-size 7 --compress zstd:1",
     "repack": f"{DSPREP} repack -q {{i}}/cosmo {{o}}/grouped --to hdf5 -b 8 --stripe-size 64KiB"
-    " --samples-per-file 16 --no-measure",
+    " --shard-size 16",
     "repack --shuffle, buckets": f"{SLOWER} repack -q {{i}}/neuron {{o}}/shuffled --to hdf5"
     f" {NEURON}"
-    " -b 512KiB --stripe-size 64KiB --samples-per-file 300 --shuffle 1 --memory 72MB --no-measure",
+    " -b 512KiB --stripe-size 64KiB --shard-size 300 --shuffle 1 --memory 72MB",
     "repack --split": f"{DSPREP} repack -q {{i}}/cosmo {{o}}/set --to lmdb -b 8 --stripe-size 4KiB"
-    " --samples-per-file 16 --shuffle 2 --split train=0.7,val=0.3 --no-measure",
+    " --shard-size 16 --shuffle 2 --split train=0.7,val=0.3",
     "provenance": f"{DSPREP} provenance -q {{i}}/neuron {NEURON} --checksums"
     " --out {o}/neuron.dsprep.json",
     "write, function=": "python -m tests.lab.cluster.items {o}/items.h5",
     "verify": f"{DSPREP} verify {{i}}/cosmo {{o}}/tf",
 }
-PARTS = f"{DSPREP} convert -q {{i}}/cosmic {{o}}/parts --to hdf5 --samples-per-file 4"
+PARTS = f"{DSPREP} convert -q {{i}}/cosmic {{o}}/parts --to hdf5 --shard-size 4"
 ALONE = {
     **{
         f"convert to {name}": f"{DSPREP} convert -q {{i}}/cosmic {{o}}/set{suffix}"
@@ -105,7 +105,7 @@ def trying(lab: Lab, cases: Cases, systems: Sequence[str]) -> None:
         for way in by_mpi(lab):
             each(lab, cases, way, system, expected)
     with workers(lab) as address:
-        way = Way("Dask workers", first, after=("--executor", "dask", "--scheduler", address))
+        way = Way("Dask workers", first, after=("--executor", f"dask:{address}"))
         for system in systems:
             each(lab, cases, way, system, expected)
     with slurm_cluster(lab) as address:
@@ -280,7 +280,7 @@ def from_python(lab: Lab, address: str, system: str) -> None:
     """Run the example as it stands."""
     root, first = lab.systems[system].root, lab.nodes[lab.names[0]]
     done = first.run(
-        f"python {ROOT}/examples/convert_dask.py --scheduler {address} --to zarr"
+        f"python {ROOT}/examples/convert_dask.py --executor dask:{address} --to zarr"
         f" {root}/in/cosmo {root}/by-slurm-cluster",
         env=lab.env(first.name),
         timeout=TIMEOUT,

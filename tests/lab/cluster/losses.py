@@ -24,12 +24,12 @@ PAUSE = "0.4"
 SLOWER = f"python {HERE / 'slower.py'}"
 VERBS = {
     "repack": f"{DSPREP} repack -q {{i}}/cosmo {{o}} --to hdf5 -b 4 --stripe-size 64KiB"
-    " --samples-per-file 4 --shuffle 1 --no-measure",
-    "convert": f"{DSPREP} convert -q {{i}}/cosmo {{o}} --to zarr --samples-per-file 4",
+    " --shard-size 4 --shuffle 1",
+    "convert": f"{DSPREP} convert -q {{i}}/cosmo {{o}} --to zarr --shard-size 4",
     "provenance": f"{DSPREP} provenance -q {{i}}/parts --checksums --out {{o}}.dsprep.json",
     "write": "python -m tests.lab.cluster.items {o}",
 }
-PARTS = "convert -q {i}/cosmo {i}/parts --to tfrecord --samples-per-file 4"
+PARTS = "convert -q {i}/cosmo {i}/parts --to tfrecord --shard-size 4"
 
 
 class Trial:
@@ -125,7 +125,7 @@ class Trial:
         slow = {"DSPREP_LAB_PAUSE": PAUSE, "DSPREP_LAB_MARK": str(self.mark)}
         with self.cases.case(what) as notes, workers(lab, slow=slow) as address:
             lost = lab.names[-1]
-            words = f"{self.line(verb, name)} --executor dask --scheduler {address}"
+            words = f"{self.line(verb, name)} --executor dask:{address}"
             job = self.start(self.first, (), words)
             try:
                 self.begun(job)

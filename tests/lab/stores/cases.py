@@ -101,13 +101,13 @@ class Suite:
     def cases(self) -> Iterator[tuple[str, Callable[[], object]]]:
         """Yield names and functions, in the order in which they build on each other."""
         url, source, folder = self.url, self.source, self.folder
-        shuffled = ("--to", "hdf5", "--shuffle", 3, "-b", "1MiB", "--no-measure")
+        shuffled = ("--to", "hdf5", "--shuffle", 3, "-b", "1MiB")
 
         def command(name: str, *words: object, code: int = 0) -> tuple[str, Callable[[], object]]:
             return name, lambda: self.dsprep(*words, code=code)
 
         def cut(count: int, to: str = "hdf5") -> tuple[object, ...]:
-            return "--to", to, "--samples-per-file", count
+            return "--to", to, "--shard-size", count
 
         yield command("convert to HDF5 shards", "convert", source, url("c"), *cut(500))
         yield command("inspect", "inspect", url("c"))
@@ -120,7 +120,7 @@ class Suite:
             "convert to TFRecord shards", "convert", source, url("t"), *cut(400, "tfrecord")
         )
         yield command("verify TFRecord", "verify", source, url("t"))
-        groups = *shuffled, "--samples-per-file", 600
+        groups = *shuffled, "--shard-size", 600
         yield command("repack, store to store, shuffled", "repack", url("c"), url("g"), *groups)
         yield command("the same on the disk", "repack", source, folder / "g", *groups)
         yield command("verify the two", "verify", url("g"), folder / "g")
@@ -150,7 +150,7 @@ class Suite:
 
     def kill_and_continue(self) -> None:
         """Kill a run ever later; between two, what is there must not open."""
-        words = "--to", "hdf5", "-b", "1MiB", "--samples-per-file", 100, "--no-measure"
+        words = "--to", "hdf5", "-b", "1MiB", "--shard-size", 100
         line = "repack", self.source, self.url("k"), *words, "--shuffle", 3
         delay, kills = 0.9, 0
         for _ in range(KILLS):

@@ -1,0 +1,459 @@
+"""Commands made of functions: parameters are the options, and the docstring is the page of help.
+
+A parameter before the ``/`` is an argument, any other one an option. One whose type is a class of
+options (a dataclass, or the keyword arguments that a function of the library takes) stands for all
+that the docstring of that class describes; the command gets the object, or what was typed. In
+numpydoc's ``name : SIZE``, SIZE is what the page of help calls the value.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from dataclasses import is_dataclass
+from functools import partial
+from importlib import import_module
+from inspect import Parameter
+from itertools import chain
+from pathlib import Path
+from types import MappingProxyType, NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from dsprep.cli.ending import reporting_errors
+from dsprep.cli.report import Verbosity, count_bar, fail, note, say, say_asked, verbosity
+from dsprep.errors import UsageError, near, require
+
+if TYPE_CHECKING:
+    from dsprep.formats.base import Source
+    from dsprep.formats.options import OpenOptions
+
+SPELLED = {
+    "fields": ("--field", "-f"),
+    "fields_a": ("--field-a",),
+    "fields_b": ("--field-b",),
+    "database": ("--db",),
+    "skip_keys": ("--skip-key",),
+    "records": ("--raw-records",),
+    "recompose": ("--no-recompose",),
+    "batch_size": ("--batch-size", "-M"),
+    "buffer_size": ("--buffer-size", "-b"),
+    "dry_run": ("--dry-run", "-n"),
+    "epochs": ("--epochs", "-E"),
+    "everything": ("--all",),
+    "listed": ("--list",),
+    "quiet": ("--quiet", "-q"),
+    "ranks": ("--ranks", "-P"),
+    "repeat": ("--repeat", "-r"),
+    "strategies": ("--strategy", "--set", "-s"),
+    "verbose": ("--verbose", "-v"),
+    "cold": ("--warm",),
+    "workers": ("--workers", "-j"),
+}
+"""Names of options that are not those of their parameters alone."""
+
+VALUES = {
+    "--raw-records": "opaque",
+    "--no-recompose": False,
+    "--warm": False,
+}
+"""What options mean that take no value, where that is not True."""
+
+PYTHON_ALONE = frozenset({"check_crc", "durable", "stop", "features", "key_format", "zarr_format"})
+PYTHON_ALONE |= {"zarr_shard", "open_options", "write_options"}
+"""Options that functions have, and the command line has not."""
+
+COMPLETED = {
+    "to": ("dsprep.formats:WRITTEN",),
+    "export": ("dsprep.sidecar.export:KINDS",),
+    "name": ("dsprep.synth:names",),
+    "strategies": ("dsprep.bench.strategies:STRATEGIES", "dsprep.bench.strategies:SETS"),
+}
+"""What completes the value of an option: lists of names, each by the ``module:attribute``."""
+
+
+class Talking(NamedTuple):
+    """How much is said.
+
+    Attributes
+    ----------
+    quiet
+        No progress, and no report of what was done.
+    verbose
+        Also the time of each step and the causes of errors.
+    """
+
+    quiet: bool = False
+    verbose: bool = False
+
+
+_Mistake = cast("type[Exception]", typer.BadParameter.__mro__[1])
+"""What the parser raises for every mistake; its module differs between versions of typer."""
+
+
+class Command(TyperCommand):
+    """A command whose page has examples first, and options by what they are about."""
+
+    sections: Mapping[str, str]
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return all options and arguments."""
+        return _as_typed(super().get_params(ctx))
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        """Write how the command is called."""
+        arguments = [p for p in self.params if not p.opts[0].startswith("-")]
+        shown = [p.metavar if p.required else f"[{p.metavar}]" for p in arguments]
+        formatter.write_usage(ctx.command_path, " ".join([*map(str, shown), "[OPTIONS]"]))
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """Write what the command does, and examples."""
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(self.sections[""])
+        with formatter.section("Examples"):
+            for line in self.sections["Examples"].splitlines():
+                formatter.write(f"  {line}\n" if line else "")
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write options by what they are about."""
+        panels = dict[str, list[tuple[str, str]]]()
+        for param in self.get_params(ctx):
+            if (record := param.get_help_record(ctx)) is not None:
+                name = record[0] if param.opts[0].startswith("-") else str(param.metavar)
+                heading = getattr(param, "rich_help_panel", None) or "Options"
+                panels.setdefault(heading, []).append((name, record[1]))
+        for heading, records in panels.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write what else there is to say."""
+        formatter.write_paragraph()
+        formatter.write_text(self.sections.get("Notes", ""))
+
+
+def _as_typed(params: list[Any]) -> list[Any]:
+    """Return options and arguments whose values stay as they are typed.
+
+    typer converts them by a package whose import takes longer than most commands.
+    """
+
+    def take(param: Any, process: Callable[..., Any], ctx: Any, value: Any) -> Any:
+        if param.required and not value:
+            return process(ctx, value)  # which refuses it
+        return value if param.callback is None else param.callback(ctx, param, value)
+
+    for param in params:
+        if "process_value" not in vars(param):
+            param.process_value = partial(take, param, param.process_value)
+    return params
+
+
+class Entry(NamedTuple):
+    """A command that is imported when it runs: ``module:attribute``, and what a group says of it.
+
+    That is the first paragraph of its own page.
+    """
+
+    location: str
+    summary: str
+
+
+class Group(TyperGroup):
+    """Commands that are imported when they run; a mistake of the user is one line and exit code 2.
+
+    `available` are its commands.
+    """
+
+    available: Mapping[str, Entry] = MappingProxyType({})
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return all options."""
+        return _as_typed(super().get_params(ctx))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands, without importing them."""
+        return list(self.available)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import one command."""
+        if (entry := self.available.get(cmd_name)) is not None and cmd_name not in self.commands:
+            module, _, attribute = entry.location.partition(":")
+            self.commands[cmd_name] = getattr(import_module(module), attribute)
+        return self.commands.get(cmd_name)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands, and options."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in self.available.items()])
+        records = [param.get_help_record(ctx) for param in self.get_params(ctx)]
+        with formatter.section("Options"):
+            formatter.write_dl([record for record in records if record is not None])
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **others: Any) -> NoReturn:
+        """Run the command that the arguments name, and leave with its exit code."""
+        try:
+            code = super().main(args, *more, **{**others, "standalone_mode": False})
+        except _Mistake as error:
+            if type(error).__name__ == "NoArgsIsHelpError":
+                say(*str(error.args[0]).splitlines())
+                sys.exit(2)
+            context, words = getattr(error, "ctx", None), error.format_message()  # type: ignore[attr-defined]
+            look = f"; see {context.command_path} --help" if context is not None else ""
+            words = " ".join(words.split()).rstrip(".")
+            say(f"dsprep: error: {words[:1].lower()}{words[1:]}{look}", err=True)
+            sys.exit(2)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def group(name: str, help: str, available: Mapping[str, Entry]) -> Group:
+    """Return a group of commands."""
+    made = Group(name=name, help=help, no_args_is_help=True, rich_markup_mode=None)
+    made.available = available
+    return made
+
+
+def command(function: Callable[..., None]) -> Command:
+    """Return the command that a function is."""
+    hints, described = get_type_hints(function), _described(function)
+    parameters = inspect.signature(function).parameters
+    kinds = {n: kind for n, kind in hints.items() if is_dataclass(kind) or is_typeddict(kind)}
+    arguments = {n for n, p in parameters.items() if p.kind is p.POSITIONAL_ONLY}
+    types, taken = {n: hints[n] for n in parameters if n not in kinds}, list[Parameter]()
+    for name, hint in types.items():
+        make = _argument if name in arguments else _option
+        taken.append(make(name, hint, parameters[name].default, *described[name]))
+    taken += [_option(n, bool, None, *words) for n, words in _described(Talking).items()]
+    for kind in kinds.values():
+        theirs, heading = _hints(kind), _sections(kind.__doc__)[""].partition(".")[0]
+        for name, words in _described(kind).items():
+            if name in theirs.keys() - PYTHON_ALONE - types.keys() and (
+                name != "memory" or is_typeddict(kind)  # else of commands that have it themselves
+            ):
+                types[name] = theirs[name]
+                default = vars(kind).get(name)
+                taken.append(_option(name, theirs[name], default, *words, heading))
+
+    def run(**given: Any) -> None:
+        texts = {n: v for n, v in given.items() if v not in (None, False, [], ())}
+        talk = Talking(*(texts.pop(n, False) for n in Talking._fields))
+        if talk.quiet and talk.verbose:
+            fail("--quiet and --verbose contradict each other", 2)
+        level = Verbosity(talk.verbose - talk.quiet)
+        with verbosity(level), reporting_errors(), ExitStack() as stack:
+            typed = {n: _converted(n, types[n], v) for n, v in texts.items()}
+            if "executor" in types:
+                typed["executor"] = _executor(typed, stack)
+            values = {n: v for n, v in typed.items() if n in parameters}
+            for name, kind in kinds.items():
+                some = {n: v for n, v in typed.items() if n in _hints(kind)}
+                values[name] = some if is_typeddict(kind) else kind.of(**some)
+            first = [values.pop(n, parameters[n].default) for n in parameters if n in arguments]
+            function(*first, **values)
+            say_asked()
+
+    run.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in taken}
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(function.__name__.rstrip("_"), cls=Command)(run)
+    made: Any = typer.main.get_command(app)
+    made.sections = _sections(function.__doc__)
+    made.help = made.sections[""]
+    return cast("Command", made)
+
+
+# --- options ---------------------------------------------------------------------------------
+
+
+def _sections(text: str | None) -> dict[str, str]:
+    """Return the sections of a docstring by their heading."""
+    text = inspect.cleandoc(text or "")
+    first, *rest = re.split(r"^(\w+)\n-+\n", text, flags=re.MULTILINE)
+    return {"": first, **dict(zip(rest[::2], rest[1::2], strict=True))}
+
+
+def _described(kind: Any) -> dict[str, tuple[str, str]]:
+    """Return what pages of help call the value of each parameter, and what they say of it."""
+    described = dict[str, tuple[str, str]]()
+    for each in reversed(kind.__mro__ if isinstance(kind, type) else (kind,)):
+        sections = _sections(each.__doc__)
+        text = sections.get("Parameters", sections.get("Attributes", ""))
+        for block in re.split(r"\n(?=\S)", text.strip()) if text else ():
+            names, _, words = block.partition("\n")
+            names, _, metavar = names.partition(" : ")
+            words = " ".join(words.replace("``", "").replace("`", "").split())
+            described |= dict.fromkeys(names.split(", "), (metavar, words))
+    return described
+
+
+def _plain(hint: Any) -> Any:
+    """Return the type of a value: text where that is one of several."""
+    kinds = [k for k in get_args(hint) if k is not NoneType]
+    if get_origin(hint) in (Union, UnionType):
+        return str if str in kinds else _plain(kinds[0])
+    return hint
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    """Return the types of parameters; those of options of functions alone are not imported."""
+    return get_type_hints(kind, localns=dict.fromkeys(("OpenOptions", "WriteOptions"), object))
+
+
+def _metavar(name: str, hint: Any) -> str:
+    """Return what a page of help calls a value, where nothing is said of that."""
+    kind = _plain(hint)
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    return {int: "N", float: "X", Path: "FILE"}.get(kind, name.upper())
+
+
+def _completing(names: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return what completes a word; nothing is imported before that is to be done."""
+
+    def complete(incomplete: str) -> list[str]:
+        lists = [getattr(import_module(m), a) for m, _, a in (n.partition(":") for n in names)]
+        known = chain.from_iterable(f() if callable(f) else f for f in lists)
+        return [name for name in known if name.startswith(incomplete)]
+
+    return complete
+
+
+def _parameter(name: str, hint: Any, default: Any, how: Any) -> Parameter:
+    """Return a parameter as typer takes it: a switch, a text, or several."""
+    kind: Any = _plain(hint)
+    missing: Any = None
+    text: Any = str | None
+    if kind is bool or SPELLED.get(name, "?")[0] in VALUES:
+        missing, text = False, bool
+    elif get_origin(kind) in (list, tuple, Sequence, Mapping):
+        text = list[str] | None
+    given: Any = Parameter.empty if default is Parameter.empty else missing
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=given, annotation=Annotated[text, how])
+
+
+def _option(
+    name: str, hint: Any, default: Any, metavar: str, words: str, heading: str | None = None
+) -> Parameter:
+    """Return the option that a parameter is."""
+    names = SPELLED.get(name, ("--" + name.replace("_", "-"),))
+    complete = _completing(COMPLETED[name]) if name in COMPLETED else None
+    is_value = not isinstance(default, bool) and names[0] not in VALUES
+    if is_value and isinstance(default, (int, float, str)):
+        words += f"  [default: {default}]"
+    metavar = metavar or _metavar(name, hint)
+    how = typer.Option(*names, help=words, metavar=metavar, rich_help_panel=heading)
+    how.autocompletion, how.show_default = complete, False
+    return _parameter(name, hint, default, how)
+
+
+def _argument(name: str, hint: Any, default: Any, metavar: str, words: str) -> Parameter:
+    """Return the argument that a parameter is."""
+    complete = _completing(COMPLETED[name]) if name in COMPLETED else None
+    how = typer.Argument(metavar=metavar, help=words, show_default=False, autocompletion=complete)
+    return _parameter(name, hint, default, how)
+
+
+def _converted(name: str, hint: Any, value: Any) -> Any:
+    """Return the value that a text stands for."""
+    option, kind = SPELLED.get(name, ("--" + name.replace("_", "-"),))[0], _plain(hint)
+    if value is True:
+        return VALUES.get(option, True)
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        wrong, fix = f"{option} {value!r} is not understood", near(value, choices)
+        require(value in choices, UsageError, wrong, expected=", ".join(choices), fix=fix)
+    elif get_origin(kind) is Mapping:
+        pairs = [text.rpartition("=") for text in value]
+        require(all(n and v for n, _, v in pairs), UsageError, f"{option} takes NAME=VALUE")
+        return {n: v for n, _, v in pairs}
+    elif kind is Path:
+        from dsprep.storage.paths import as_path
+
+        return as_path(value)
+    elif kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            expected = "a whole number" if kind is int else "a number"
+            raise UsageError(f"{option} is {value[:40]!r}", expected=expected) from None
+    return value
+
+
+# --- values ----------------------------------------------------------------------------------
+
+
+def _executor(given: Mapping[str, Any], stack: ExitStack) -> Executor | None:
+    """Return who does the work; in MPI ranks other than the first, do its tasks and leave."""
+    from dsprep.executors import opened
+    from dsprep.executors.mpi import launched
+
+    name = given.get("executor")
+    if given.get("dry_run") and not launched():  # no workers are needed
+        if name not in (None, "threads"):
+            note(f"planned only: whether --executor {name} works here was not checked")
+        return None
+    executor = stack.enter_context(opened(name, workers=given.get("workers")))
+    if (advice := getattr(executor, "advice", None)) is not None:
+        note(advice)
+    return executor
+
+
+def sources_and_target(
+    command: str, paths: Sequence[str], replacing: bool
+) -> tuple[Sequence[str], str]:
+    """Return the sources, and the last path, which is the output.
+
+    Leaves the command if there is no source, or the output exists beside sources of its kind and
+    is not to be replaced: it is one of them where a pattern was not quoted and no output was named.
+    """
+    from dsprep.storage.atomic import partial_path
+    from dsprep.storage.paths import as_path
+
+    if len(paths) < 2:
+        fail(f"a source and a target are needed: dsprep {command} SRC... DST", 2)
+    *_, source, last = map(as_path, paths)
+    alike = source.suffix == last.suffix and source.parent.resolve() == last.parent.resolve()
+    alike &= source.name != last.name  # which is refused for what it is
+    if not replacing and alike and last.exists() and not partial_path(last).exists():
+        fail(
+            f"{last}: the last path is the output, and it exists already: add --overwrite to "
+            "replace it, or name another output after the sources",
+            1,
+        )
+    return paths[:-1], paths[-1]
+
+
+def opened(
+    paths: Sequence[str],
+    options: OpenOptions,
+    show: bool,
+    at: Path | None = None,
+    *,
+    marked: bool = False,
+    inspected: int | None = None,
+) -> Source:
+    """Open a dataset, with a bar where it has many files; see `open_dataset`."""
+    from dsprep.source.dataset import open_dataset
+
+    with count_bar("open", show) as update:
+        return open_dataset(paths, options, update, at=at, marked=marked, inspected=inspected)
