@@ -35,7 +35,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_what_repack_did_is_known(source: Path, tmp_path: Path, way: str) -> None:
     target = tmp_path / "b.h5"
-    cli("repack", source, target, "-b", 16, "--no-measure", *WAYS[way])
+    cli("repack", source, target, "-b", 16, *WAYS[way])
     made = sorted(tmp_path.glob("*.h5"))
     assert len(made) == (2 if "split" in way else 1)
     for path in made:
