@@ -45,7 +45,7 @@ class Permutation:
         self._keys = np.frombuffer(words, "<u8").astype(np.uint64)
         self._table: tuple[Ints, Ints] | None = None
         if count <= SORTED:
-            order = _argsort(mix(np.arange(count, dtype=np.uint64), self._keys[0]))
+            order = np.argsort(mix(np.arange(count, dtype=np.uint64), self._keys[0]))
             positions = np.empty_like(order)
             positions[order] = np.arange(count)
             self._table = order, positions
@@ -112,21 +112,6 @@ class Permutation:
         hashes *= np.uint64(self._sizes[r % 2])
         hashes >>= np.uint64(32)
         return hashes.view(np.int64)
-
-
-def _argsort(hashes: Words) -> Ints:
-    """Return the order of at most 2**16 numbers, none of which are equal.
-
-    They are sorted by their upper bits, 16 at a time, which numpy does by counting: twice as fast
-    as by comparing them. If bits below decide, which they hardly ever do, all are compared.
-    """
-    digits = hashes.astype("<u8", copy=False).view("<u2").reshape(-1, 4)
-    last = 2 if len(hashes) <= 1 << 13 else 1
-    order = digits[:, last].argsort(kind="stable")
-    for k in range(last + 1, 4):
-        order = order.take(digits[:, k].take(order).argsort(kind="stable"))
-    found = hashes.take(order)
-    return order if bool((found[1:] > found[:-1]).all()) else np.argsort(hashes)
 
 
 def mix(words: Words, key: np.uint64) -> Words:

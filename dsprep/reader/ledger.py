@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,9 +23,6 @@ class EpochStats:
         Read calls.
     nbytes
         Bytes that they asked for.
-    device_nbytes
-        Bytes that the kernel fetched from the storage for this process meanwhile, as
-        ``/proc/self/io`` states; the rest came from the page cache. None where it does not say.
     io_seconds
         Time spent in reads and in what belongs to them, added up over the threads.
     exposed_seconds
@@ -49,7 +45,6 @@ class EpochStats:
     units: int = 0
     reads: int = 0
     nbytes: int = 0
-    device_nbytes: int | None = None
     io_seconds: float = 0.0
     exposed_seconds: float = 0.0
     first_seconds: float = 0.0
@@ -79,7 +74,6 @@ class Ledger:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._epochs: dict[int, EpochStats] = {}
-        self._device = device_nbytes()
 
     def add(self, epoch: int, **more: float) -> None:
         """Add to some numbers of an epoch."""
@@ -106,17 +100,6 @@ class Ledger:
                 del self._epochs[next(iter(self._epochs))]
         return stats
 
-    def fetched(self, epoch: int) -> None:
-        """Note what storage delivered since the last call."""
-        now = device_nbytes()
-        if now is None or self._device is None:
-            return
-        with self._lock:
-            stats = self._epochs.get(epoch)
-            if stats is not None:
-                stats.device_nbytes = (stats.device_nbytes or 0) + now - self._device
-            self._device = now
-
     def take(self) -> list[EpochStats]:
         """Return the epochs so far, and forget them."""
         with self._lock:
@@ -127,21 +110,3 @@ class Ledger:
         """Return the epochs so far, the last ones if there were very many."""
         with self._lock:
             return [EpochStats(**asdict(s)) for s in self._epochs.values()]
-
-
-def device_nbytes() -> int | None:
-    """Return the bytes that this process had fetched from storage so far, if the kernel says."""
-    try:
-        fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        text = os.read(fd, 4096)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    for line in text.splitlines():
-        if line.startswith(b"read_bytes:"):
-            return int(line.split()[1])
-    return None

@@ -431,8 +431,7 @@ class Pipeline:
             pool.nudge()
 
     def end(self, leg: EpochSegment, last: bool) -> None:
-        """Note what came from the storage; see `BatchSource`."""
-        self._ledger.fetched(leg.number)
+        """Do nothing; see `BatchSource`."""
 
     def _next(self) -> Fill:
         """Return the next unit, once it is in memory."""
