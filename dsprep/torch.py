@@ -35,7 +35,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -472,21 +472,8 @@ def _device(name: str | torch.device) -> torch.device:
     return device
 
 
-class Side(Protocol):
-    """A device that copies beside the program; a fake one in tests."""
-
-    def copy(self, values: Any) -> Any:
-        """Return a tensor on the device, whose copy is only begun."""
-
-    def mark(self) -> Any:
-        """Return an event that happens once the copies so far are done."""
-
-    def use(self, values: list[Any], event: Any) -> None:
-        """Let the program's stream wait for the event, and own the tensors."""
-
-
 class Cuda:
-    """A GPU, given with its number, and a stream for copies."""
+    """A GPU, given with its number, and a stream for copies; tests have a fake one."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -517,7 +504,7 @@ class Feed(Iterator[Any]):
     `convert` makes tensors of batches, `side` is the device, `ahead` the loop through the reader.
     """
 
-    def __init__(self, reader: Reader, convert: Callable[[Any], Any], side: Side) -> None:
+    def __init__(self, reader: Reader, convert: Callable[[Any], Any], side: Cuda) -> None:
         self._convert, self._side = convert, side
         self._copying: deque[tuple[Any, Any]] = deque()  # events, and what is copied until then
         self.ahead = Ahead(reader, self._begin)

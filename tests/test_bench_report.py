@@ -286,7 +286,7 @@ def faster(one, name, times):
 
 @pytest.mark.parametrize(
     ("times", "verdict", "failed"),
-    [(1.5, "faster", False), (1.02, "same", False), (0.96, "same", False), (0.5, "slower", True)],
+    [(1.5, "better", False), (1.02, "same", False), (0.96, "same", False), (0.5, "worse", True)],
 )
 def test_a_change_counts_beyond_the_spread(times, verdict, failed):
     found = comparing.compare(report(step=0), faster(report(step=0), "dsprep", times))
@@ -301,12 +301,12 @@ def test_compare_on_the_command_line(tmp_path):
     old = saved(tmp_path / "old.json", report(step=0))
     new = saved(tmp_path / "new.json", faster(report(step=0), "dsprep", 0.5))
     command = ("bench", "compare")
-    assert re.search(r"dsprep .*0\.500x +slower", cli(*command, old, new).out)
+    assert re.search(r"dsprep .*0\.500x +worse", cli(*command, old, new).out)
     cli(*command, old, new, "--fail-over", "10%", code=1)
     cli(*command, old, new, "--fail-over", "60%")
     cli(*command, new, old, "--fail-over", "10")
     found = cli(*command, old, new, "--json", "-").json()["strategies"]
-    assert {p["name"]: p["verdict"] for p in found}["dsprep"] == "slower"
+    assert {p["name"]: p["verdict"] for p in found}["dsprep"] == "worse"
     file = tmp_path / "compared.json"
     for _ in range(2):
         cli(*command, old, new, "--json", file)

@@ -37,25 +37,13 @@ class LoopReport:
     device_bytes: int  # read from devices while the loop ran; see `measure`
     gpu_steps: int  # steps that were timed by events of CUDA, the others by the clock
 
-    @property
-    def seconds(self) -> float:
-        """Seconds of the loop: waiting and computing."""
-        return self.exposed_seconds + self.compute_seconds
-
-    @property
-    def utilisation_percent(self) -> float:
-        """AU: the share of the time in which the loop computed."""
-        return 100 * self.compute_seconds / max(self.seconds, 1e-9)
-
-    @property
-    def samples_per_second(self) -> float | None:
-        """Samples by seconds; None where samples are not known."""
-        return None if self.samples is None else self.samples / max(self.seconds, 1e-9)
+    seconds: float  # of the loop: waiting and computing
+    utilisation_percent: float  # AU: the share of the time in which the loop computed
+    samples_per_second: float | None  # None where samples are not known
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
-        derived = ("seconds", "utilisation_percent", "samples_per_second")
-        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
+        return asdict(self)
 
     def __str__(self) -> str:
         from dsprep.bench.report.answer import BUSY
@@ -184,12 +172,15 @@ class Steps(Generic[Item]):
             return self._final
         self._read(lambda event: event.synchronize() is None)
         steps, later = len(self._firsts) + len(self._waits), sum(self._waits) + self._ends
+        samples = None if self._batch_size is None else steps * self._batch_size
+        exposed = sum(self._firsts) + later
+        seconds = max(exposed + self._compute, 1e-9)
         p50, p99 = np.percentile(self._waits or [0.0], (50, 99))
         return LoopReport(
             epochs=len(self._firsts),
             steps=steps,
-            samples=None if self._batch_size is None else steps * self._batch_size,
-            exposed_seconds=sum(self._firsts) + later,
+            samples=samples,
+            exposed_seconds=exposed,
             exposed_after_first_seconds=later,
             first_batch_seconds=float(np.median(self._firsts or [0.0])),
             wait_p50_seconds=float(p50),
@@ -197,6 +188,9 @@ class Steps(Generic[Item]):
             compute_seconds=self._compute,
             device_bytes=self._device,
             gpu_steps=self._gpu_steps,
+            seconds=exposed + self._compute,
+            utilisation_percent=100 * self._compute / seconds,
+            samples_per_second=None if samples is None else samples / seconds,
         )
 
     def __str__(self) -> str:

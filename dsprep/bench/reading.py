@@ -243,7 +243,7 @@ def chosen(strategies: Sequence[str], settings: Settings, swept: str = "") -> tu
     for word in strategies:
         names += peers() if word == "peers" else SETS.get(word, (word,))
     for name in names:
-        find(name).check(name)
+        find(name)
     return tuple(dict.fromkeys(names))
 
 

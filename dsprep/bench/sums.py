@@ -14,7 +14,7 @@ import numpy as np
 
 from dsprep.core.permutation import mix
 from dsprep.core.schema import Array, Batch, Column, Field, Ragged, Schema
-from dsprep.errors import SchemaError
+from dsprep.errors import SchemaError, require
 from dsprep.formats.base import Source
 
 KEY = np.uint64(0x9E3779B97F4A7C15)
@@ -44,36 +44,20 @@ def full(batch: Batch, schema: Schema) -> int:
     """Return the sum over all bytes of a batch."""
     from google_crc32c import extend
 
-    crcs: list[int] | None = None
+    crcs = [0] * len(next(iter(batch.values()))) if len(schema) else []
     for field in schema:
-        rows = _rows(batch, field)
-        if crcs is None:
-            crcs = [0] * len(rows)
-        if len(rows) != len(crcs):
-            raise SchemaError(
-                "fields of a batch differ in length", expected=len(crcs), found=len(rows)
-            )
-        for i, row in enumerate(rows):
-            length = len(row).to_bytes(8, "little") if field.ragged else b""
-            crcs[i] = extend(extend(crcs[i], length), row)
-    return int(mix(np.array(crcs or [], np.uint64), KEY).sum(dtype=np.uint64))
-
-
-def _rows(batch: Batch, field: Field) -> list[bytes]:
-    """Return the bytes of each sample of a field."""
-    column = _column(batch, field)
-    if isinstance(column, Ragged):
-        values = np.ascontiguousarray(_clean(column.values))
-        data, size = values.reshape(-1).view(np.uint8).tobytes(), field.row_nbytes
-        ends = (column.offsets * size).tolist()
-        return [data[a:b] for a, b in pairwise(ends)]
-    size = field.row_nbytes
-    data = np.ascontiguousarray(_clean(column)).reshape(-1).view(np.uint8).tobytes()
-    return (
-        [data[a : a + size] for a in range(0, size * len(column), size)]
-        if size
-        else ([b""] * len(column))
-    )
+        column = _column(batch, field)
+        facts = {"expected": len(crcs), "found": len(column)}
+        words = "fields of a batch differ in length"
+        require(len(column) == len(crcs), SchemaError, words, **facts)
+        ends = np.arange(len(crcs) + 1)
+        values = column.values if isinstance(column, Ragged) else column
+        ends = (column.offsets if isinstance(column, Ragged) else ends) * field.row_nbytes
+        data = np.ascontiguousarray(_clean(values)).reshape(-1).view(np.uint8).tobytes()
+        for i, (start, stop) in enumerate(pairwise(ends.tolist())):
+            length = (stop - start).to_bytes(8, "little") if field.ragged else b""
+            crcs[i] = extend(extend(crcs[i], length), data[start:stop])
+    return int(mix(np.array(crcs, np.uint64), KEY).sum(dtype=np.uint64))
 
 
 def _clean(column: Array) -> Array:
@@ -86,9 +70,9 @@ def _clean(column: Array) -> Array:
 
 
 def _column(batch: Batch, field: Field) -> Column:
-    column = batch.get(field.name)
-    if column is None:
-        raise SchemaError(f"a batch lacks the field {field.name}", found=", ".join(batch))
+    words = f"a batch lacks the field {field.name}"
+    require(field.name in batch, SchemaError, words, found=", ".join(batch))
+    column = batch[field.name]
     if field.ragged:
         return column if isinstance(column, Ragged) else Ragged.pack(list(column), field)
     array = np.asarray(column)

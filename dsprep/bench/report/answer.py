@@ -11,7 +11,7 @@ from dsprep.bench.evidence import DEVICE
 from dsprep.bench.report import sweeping
 from dsprep.bench.report.comparing import apart
 from dsprep.bench.report.model import BenchReport, Row
-from dsprep.bench.report.tables import digits, number, show_percent, show_seconds
+from dsprep.bench.report.tables import digits, show_percent, show_seconds
 from dsprep.bench.strategies import DUMMY, IN_PLACE, LIMIT, SETS, TIERED, TODAY, find
 from dsprep.bench.task import Settings
 from dsprep.core.units import show_nbytes
@@ -84,11 +84,11 @@ def _need(report: BenchReport, rows: dict[str, Row]) -> str:
         source = f"delayed as on {figures.name}, {figures.words}: not figures of a storage here"
     elif report.settings.get("cold"):
         source = f"cold, {(limit.evidence if limit else '') or DEVICE}"
-    alone = number(report.settings, "storage_gb_per_second", 0)
+    alone = report.settings.get("storage_gb_per_second", 0.0)
     gives = 1e9 * (alone or (limit.median("gb_per_second") if limit else None) or 0.0)
     reads = f"Plain reads got {show_nbytes(gives)}/s here ({source})" if gives else ""
-    nbytes = number(report.dataset, "sample_nbytes", 0)
-    ranks, batch = (max(1, int(number(report.settings, k, 1))) for k in ("ranks", "batch_size"))
+    nbytes = report.dataset.get("sample_nbytes", 0)
+    ranks, batch = (report.settings.get(k, 1) for k in ("ranks", "batch_size"))
     seconds = Settings(compute=str(report.settings.get("compute", "none"))).step_seconds
     if not seconds or not nbytes:
         return reads and f"{reads}."

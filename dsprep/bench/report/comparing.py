@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dsprep.bench.report.model import MEASURES, BenchReport, Measure, Row
-from dsprep.errors import UsageError
+from dsprep.errors import UsageError, require
 
 ONCE = 0.10
 """Share by which two values must differ that were measured once, whose spread nobody knows."""
@@ -44,9 +44,8 @@ class Pair:
     value: str  # of what is swept; empty without a sweep
     old: Measure | None  # None where the row has none
     new: Measure | None
-    # `faster`, `slower`, `same`; `better`, `worse` for what is not a rate or time; `more`, `less`
-    # where neither is better; `failed` if only the new one has no figure; `mended` if only the
-    # old one has none; `none` if both have none
+    # `better`, `worse`, `same`; `more`, `less` where neither is better; `failed` if only the new
+    # one has no figure; `mended` if only the old one has none; `none` if both have none
     verdict: str
     problem: str = ""  # why there is no figure
 
@@ -74,7 +73,7 @@ class Comparison:
         better = MEASURES[self.measure].better
         bad = []
         for pair in self.pairs:
-            lost = pair.verdict in ("slower", "worse")
+            lost = pair.verdict == "worse"
             if lost and pair.old is not None and pair.new is not None:
                 change = better * (pair.old.value - pair.new.value)
                 lost = change > share * abs(pair.old.value)
@@ -92,15 +91,11 @@ class Comparison:
 
 def compare(old: BenchReport, new: BenchReport, measure: str = "samples_per_second") -> Comparison:
     """Return two reports side by side."""
-    if measure not in MEASURES:
-        raise UsageError(f"{measure!r} is not a measure", expected=f"one of {', '.join(MEASURES)}")
-    taken = old.taken | new.taken
-    if measure not in taken:
-        raise UsageError(
-            f"no strategy has the measure {measure}",
-            expected=f"one of {', '.join(m for m in MEASURES if m in taken)}" if taken else None,
-            fix="choose another one with --measure" if taken else None,
-        )
+    taken, expected = old.taken | new.taken, f"one of {', '.join(MEASURES)}"
+    require(measure in MEASURES, UsageError, f"{measure!r} is not a measure", expected=expected)
+    expected = f"one of {', '.join(m for m in MEASURES if m in taken)}"
+    words = f"no strategy has the measure {measure}"
+    require(measure in taken, UsageError, words, expected=expected)
     before, after = _rows(old), _rows(new)
     return Comparison(
         measure,
@@ -123,13 +118,9 @@ def _pair(key: tuple[str, str], old: Row, new: Row, measure: str) -> Pair:
         verdict = "failed" if before is not None else "none" if after is None else "mended"
         problem = "; ".join((old if after is not None else new).problems)
         return Pair(*key, before, after, verdict, problem or "not measured")
-    kind, way = MEASURES[measure], apart(before, after)
-    words = ("more", "less")
-    if kind.better:
-        way *= kind.better
-        rate = kind.unit == "s" or kind.unit.endswith("/s")
-        words = ("faster", "slower") if rate else ("better", "worse")
-    return Pair(*key, before, after, "same" if not way else words[way < 0])
+    better, change = MEASURES[measure].better, apart(before, after)
+    words = ("better", "worse") if better else ("more", "less")
+    return Pair(*key, before, after, words[change * (better or 1) < 0] if change else "same")
 
 
 def flat(facts: Mapping[str, Any], prefix: str = "", depth: int = 4) -> dict[str, str]:

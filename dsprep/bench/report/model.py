@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dsprep.errors import FormatError
+from dsprep.errors import FormatError, require
 
 VERSION = 2
 """Of the JSON form of a report."""
@@ -115,14 +115,11 @@ class Row:
         known = {str(k): m for k, m in json["measures"].items() if k in MEASURES}
         ends = ("value", "least", "most")
         return cls(
-            str(json["name"]),
-            str(json["words"]),
-            {k: Measure(*(float(m[e]) for e in ends)) for k, m in known.items()},
-            tuple(map(str, json["problems"])),
-            tuple(map(str, json["notes"])),
-            int(json["runs"]),
-            str(json["evidence"]),
-            str(json["value"]),
+            **{key: str(json[key]) for key in ("name", "words", "evidence", "value")},
+            problems=tuple(map(str, json["problems"])),
+            notes=tuple(map(str, json["notes"])),
+            measures={k: Measure(*(float(m[e]) for e in ends)) for k, m in known.items()},
+            runs=int(json["runs"]),
         )
 
 
@@ -162,27 +159,20 @@ class BenchReport:
             If it is not one, or is of another version.
         """
         version = json.get("dsprep_bench", VERSION) if isinstance(json, dict) else VERSION
-        if version != VERSION:
-            raise FormatError(
-                "the report is of another version",
-                where=where,
-                expected=VERSION,
-                found=str(version)[:40],
-                fix="use the dsprep that wrote it, or measure again",
-            )
+        facts = {"where": where, "expected": VERSION, "found": str(version)[:40]}
+        fix = "use the dsprep that wrote it, or measure again"
+        words = "the report is of another version"
+        require(version == VERSION, FormatError, words, **facts, fix=fix)
         try:
             if json["kind"] != "read":
                 raise ValueError(f"there is no kind {json['kind']!r}")
+            known: dict[str, Any] = {k: dict(json[k]) for k in ("machine", "dataset", "settings")}
+            known |= {key: str(json[key]) for key in ("command", "when", "swept")}
             return cls(
-                str(json["command"]),
-                str(json["when"]),
-                dict(json["machine"]),
-                dict(json["dataset"]),
-                dict(json["settings"]),
-                tuple(map(Row.from_json, json["strategies"])),
-                str(json["swept"]),
-                {str(k): str(v) for k, v in json["knees"].items()},
-                tuple(map(str, json["answer"])),
+                **known,
+                rows=tuple(map(Row.from_json, json["strategies"])),
+                knees={str(k): str(v) for k, v in json["knees"].items()},
+                answer=tuple(map(str, json["answer"])),
             )
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise _not_a_report(where) from error

@@ -6,22 +6,13 @@ The terminal and the page print the same cells.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from dsprep.bench.report.model import MEASURES, BenchReport, Measure, Row
 from dsprep.core.units import show_nbytes
 
 NOTHING = "-"
 """Where a row has no such measure."""
-
-
-def number(facts: Mapping[str, Any], key: str, default: float) -> float:
-    """Return a fact that is a finite number, or `default`."""
-    value = facts.get(key)
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    return default
 
 
 def columns(report: BenchReport) -> tuple[str, ...]:
@@ -32,7 +23,7 @@ def columns(report: BenchReport) -> tuple[str, ...]:
     taken = report.taken
     if not any(row.median("compute_seconds") for row in report.rows):
         taken.discard("utilisation_percent")
-    if number(report.settings, "ranks", 1) <= 1 and report.swept != "ranks":
+    if report.settings.get("ranks", 1) <= 1 and report.swept != "ranks":
         taken.discard("skew_seconds")
     return tuple(name for name, kind in MEASURES.items() if kind.heading and name in taken)
 

@@ -6,7 +6,7 @@ Nothing is imported until one is run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -44,13 +44,6 @@ class Entry:
         """Which packages are missing, and how to install them; empty if none is."""
         names = [p for p in self.packages if find_spec(p) is None]
         return f"not installed: pip install {' '.join(names)}" if names else ""
-
-    def check(self, name: str) -> None:
-        """Raise `UsageError` if the strategy, called `name`, is in a file that is not there."""
-        file, _, function = name.rpartition(":")
-        absent = file.endswith(".py") and not Path(file).is_file()
-        if absent or (":" in name and not function):
-            raise UsageError(f"there is no loader {name}", expected="FILE.py:FUNCTION")
 
     def load(self) -> Opener:
         """Import the function."""
@@ -171,6 +164,9 @@ TIERED = tuple(name for name, entry in STRATEGIES.items() if entry.tier)
 """Those with a cache on a fast tier."""
 
 
+OWN = Entry("own_loader:open_own", "files", "your own loader", delivers=False, counted=False)
+
+
 def peers() -> tuple[str, ...]:
     """Return the loaders of other projects, of `examples/peers`, whose package is installed.
 
@@ -195,11 +191,11 @@ def find(name: str) -> Entry:
         If there is none.
     """
     if ":" in name:
-        entry = Entry("own_loader:open_own", "files", "your own loader")
-        return replace(entry, delivers=False, counted=False)
-    if name not in STRATEGIES:
-        raise UsageError(
-            f"{name!r} is not a strategy",
-            expected="FILE.py:FUNCTION, or one of " + ", ".join([*STRATEGIES, *SETS, "peers"]),
-        )
+        file, _, function = name.rpartition(":")
+        is_there = function and (not file.endswith(".py") or Path(file).is_file())
+        expected = "FILE.py:FUNCTION"
+        require(is_there, UsageError, f"there is no loader {name}", expected=expected)
+        return OWN
+    expected = "FILE.py:FUNCTION, or one of " + ", ".join([*STRATEGIES, *SETS, "peers"])
+    require(name in STRATEGIES, UsageError, f"{name!r} is not a strategy", expected=expected)
     return STRATEGIES[name]

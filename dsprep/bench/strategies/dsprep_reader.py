@@ -120,6 +120,6 @@ def open_met(task: Task, resources: ExitStack) -> Way:
     parts: dict[str, Any] = {
         "mini_epochs": task.mini_epochs,
         "repeats": task.repeats,
-        "epochs": epochs,
+        "passes": passes,
     }
-    return open_cache(task, resources, passes=passes, **parts)
+    return open_cache(task, resources, epochs=epochs, **parts)
