@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import gc
-import hashlib
-import json
+import multiprocessing
 import os
-import pickle
-import subprocess
-import sys
-import threading
-import time
 from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
@@ -21,12 +15,13 @@ import numpy as np
 import pytest
 
 import dsprep
-from dsprep.bench.strategies import SETS, find, group
+from dsprep.bench import child
+from dsprep.bench.strategies import SETS, find
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.strategies.lmdbio import Assignment
 from dsprep.bench.strategies.lmdbio import records as lmdbio_records
 from dsprep.bench.task import Task
-from dsprep.errors import UsageError
+from dsprep.errors import DsprepError, UsageError
 from dsprep.reader.engines import direct
 from dsprep.reader.node.tokens import Local
 
@@ -131,37 +126,10 @@ def test_no_figures_of_another_engine_than_the_one_that_was_asked_for(name, plac
 
 
 @pytest.mark.parametrize(("name", "overlaps"), [("group", False), ("group-db", True)])
-def test_groups_are_read_before_or_while_others_are_used(name, overlaps, places, monkeypatch):
-    computing = threading.Event()
-    seen = []  # of every read, whether it ran while a step computed
-    overlapped = threading.Semaphore(0)
-
-    class Slow:
-        name, why = "buffered", None
-
-        def __init__(self):
-            self._real = dsprep.reader.engines.Engine()
-
-        def read_runs(self, *call):
-            at = [computing.is_set()]
-            time.sleep(0.004)
-            at.append(computing.is_set())
-            seen.append(any(at))
-            if any(at):
-                overlapped.release()
-            return self._real.read_runs(*call)
-
-    monkeypatch.setattr(group, "make", lambda name: Slow())
-    monkeypatch.setattr("dsprep.reader.setup.make", lambda name: Slow())
-    with opened(name, places) as strategy:
-        items = iter(strategy.epoch(0))
-        while (item := next(items, None)) is not None:
-            computing.set()
-            overlapped.acquire(timeout=0.1 if overlaps else 0.006)
-            computing.clear()
-            del item
-    assert len(seen) >= 11
-    assert any(seen) == overlaps
+def test_groups_are_read_before_or_while_others_are_used(name, overlaps, places):
+    strategy = made(name, places, storage="latency=10ms,stream=1GB/s", compute="20ms")
+    (epoch,) = child.run(strategy.task, strategy, lambda: None).epochs
+    assert (epoch.exposed < 0.08) == overlaps  # of 11 groups
 
 
 # --- LMDBIO ----------------------------------------------------------------------------------
@@ -190,52 +158,32 @@ def test_records_are_assigned_once(samples, ranks, roots, steps):
         assert [r[:4] for r in got] == [list(range(4 * k, 4 * k + 4)) for k in range(ranks)]
 
 
-RUN = """
-import hashlib, json, os, pickle, sys
-import numpy as np
-from dsprep.bench.strategies import find
-from dsprep.bench.strategies.base import Strategy
-
-tasks, dies = pickle.loads(bytes.fromhex(sys.argv[1]))
-out = []
-for task in tasks:
-    strategy = Strategy(task, find(task.strategy).load())
-    epochs = []
-    for number in range(3):
-        if number != 1:  # as in cold runs: all open it once more
-            strategy.open()
-        ids, sums = [], []
-        for step, item in enumerate(strategy.epoch(number)):
-            if dies == task.rank and step == 2:
-                os._exit(9)
-            ids += item["y"].tolist()
-            sums += [hashlib.sha1(np.ascontiguousarray(r)).hexdigest() for r in item["x"]]
-        epochs.append([step + 1, ids, sums])
-    strategy.close()
-    out.append(epochs)
-maps = open("/proc/self/maps").read()
-assert "data.mdb" not in maps and "memfd:dsprep" not in maps
-print(json.dumps(out))
-"""
-
-
-def run_ranks(cases, places, dies=-1):
-    """Run each of three ranks in a process; return exit codes, outputs and errors."""
-    tasks = [
-        task_of(step, places["lmdb"], world_size=3, key=os.urandom(8).hex(), **more)
-        for step, more in cases
-    ]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    ranks = []
-    for rank in range(3):
-        mine = pickle.dumps(([replace(task, rank=rank) for task in tasks], dies)).hex()
-        ranks.append(subprocess.Popen([sys.executable, "-c", RUN, mine], **pipes))
+def delivered(task, stops):
+    """The samples of each step of three epochs, or what went wrong; one rank may stop early."""
+    strategy, found = Strategy(task, find(task.strategy).load()), []
     try:
-        ended = [r.communicate(timeout=240) for r in ranks]
+        for number in range(3):
+            if number != 1:  # as in cold runs: all open it once more
+                strategy.open()
+            found.append([])
+            for item in strategy.epoch(number):
+                if stops == task.rank and len(found[-1]) == 2:
+                    return "stopped"
+                assert all((X[i] == x).all() for i, x in zip(item["y"], item["x"], strict=True))
+                found[-1].append(item["y"].tolist())
+    except DsprepError as error:
+        return str(error)
     finally:
-        for r in ranks:
-            r.kill()
-    return [r.returncode for r in ranks], [o for o, _ in ended], [e for _, e in ended]
+        strategy.close()
+    return found
+
+
+def run_ranks(name, places, stops=-1, **more):
+    """What each of three ranks delivers, in a process of its own."""
+    task = task_of(name, places["lmdb"], world_size=3, key=os.urandom(8).hex(), **more)
+    with multiprocessing.get_context("fork").Pool(3) as pool:
+        ranks = [(replace(task, rank=rank), stops) for rank in range(3)]
+        return pool.starmap_async(delivered, ranks, 1).get(240)
 
 
 CASES = [
@@ -250,60 +198,39 @@ CASES = [
 ]
 
 
-def test_ranks_in_processes_share_the_records(places):
-    codes, outputs, errors = run_ranks(CASES, places)
-    assert codes == [0] * 3, errors
-    want = [hashlib.sha1(row).hexdigest() for row in X]
-    for (name, more), *ranks in zip(CASES, *map(json.loads, outputs), strict=True):
-        for number in range(3):
-            ids = []
-            for steps, mine, sums in (epochs[number] for epochs in ranks):
-                assert steps <= -(-COUNT // (3 * 8))
-                assert sums == [want[i] for i in mine], (name, more)
-                ids += mine
-            assert sorted(ids) == list(range(COUNT)), (name, more)
-        if name not in ("lmdbio-coal", "lmdbio-stag"):
-            starts = [epochs[0][1][:8] for epochs in ranks]
-            assert starts == [list(range(8 * r, 8 * r + 8)) for r in range(3)], (name, more)
+@pytest.mark.parametrize(("name", "more"), CASES)
+def test_ranks_in_processes_share_the_records(name, more, places):
+    ranks = run_ranks(name, places, **more)
+    for epochs in zip(*ranks, strict=True):
+        assert all(len(steps) <= -(-COUNT // (3 * 8)) for steps in epochs)
+        ids = [i for steps in epochs for step in steps for i in step]
+        assert sorted(ids) == list(range(COUNT))
+    if name not in ("lmdbio-coal", "lmdbio-stag"):
+        firsts = [epochs[0][0] for epochs in ranks]
+        assert firsts == [list(range(8 * r, 8 * r + 8)) for r in range(3)]
     assert not list(Path("/dev/shm").glob("*dsprep*"))
 
 
-@pytest.mark.parametrize(("step", "dies"), [("prov", 1)])
-def test_who_loses_its_neighbour_fails_soon(step, dies, places):
-    codes, _, errors = run_ranks([(f"lmdbio-{step}", {})], places, dies)
-    assert codes == [9 if rank == dies else 1 for rank in range(3)]
-    assert all("gone" in error for rank, error in enumerate(errors) if rank != dies), errors
+def test_who_loses_its_neighbour_fails_soon(places):
+    first, stopped, last = run_ranks("lmdbio-prov", places, stops=1)
+    assert stopped == "stopped"
+    assert "gone" in first
+    assert "gone" in last
 
 
-def test_each_step_reads_as_it_says(places, asked, monkeypatch):
-    walked, real = [], lmdbio_records.Cursor.values
-
-    def counted(self, first, stop):
-        walked.append((first, stop))
-        return real(self, first, stop)
-
-    def turning(real):
-        def wrapped(*args):
-            turns.append(len(asked))
-            return real(*args)
-
-        return wrapped
-
-    monkeypatch.setattr(lmdbio_records.Cursor, "values", counted)
-    for call in ("take", "release"):
-        monkeypatch.setattr(Local, call, turning(getattr(Local, call)))
-    calls, turns = {}, []
+def test_each_step_reads_as_it_says(places, monkeypatch):
+    calls, turns = [], []
+    reads = lambda task: lambda nbytes, count: calls.append(count)  # noqa: E731
+    monkeypatch.setattr(lmdbio_records, "delay_of", reads)
+    real = Local.take
+    monkeypatch.setattr(Local, "take", lambda *args: turns.append(len(calls)) or real(*args))
     for name in STEPS:
+        calls.clear()
         with opened(name, places) as strategy:
-            asked.clear()
-            walked.clear()
             found = [i for item in strategy.epoch(0) for i in item["y"].tolist()]
-            assert found == list(range(COUNT))
-        calls[name.removeprefix("lmdbio-")] = len(asked), len(walked)
-        expected = [0, 0, 0, 1, 1, 1, 1, 2] if name == "lmdbio-stag" else []
-        assert turns == expected  # a read while it has a token
-    steps = -(-COUNT // 8)
-    assert calls["lmm"] == calls["dm"] == (0, steps)
-    assert calls["dio"] == (steps, steps)
-    assert calls["prov"] == (steps, 0)
-    assert calls["coal"] == calls["stag"] == (2, 0)  # all full steps; the last records
+        assert found == list(range(COUNT))
+        steps, rest = divmod(COUNT, 8)
+        each = {"lmm": [8] * steps + [rest], "dm": [8] * steps + [rest]}  # by page faults
+        each |= {"dio": [1] * (steps + 1), "prov": [1] * (steps + 1)}
+        assert calls == each.get(name.removeprefix("lmdbio-"), [1, 1])  # all full steps; the rest
+        assert bool(turns) == (name == "lmdbio-stag")

@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import ml_dtypes
@@ -19,11 +20,13 @@ from support import STRUCT, fails, random_batch, raw, write_batch
 
 import dsprep
 from dsprep import formats
+from dsprep.bench import scratch
 from dsprep.bench.strategies import SETS, STRATEGIES, TIERED, find
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.task import Task
 from dsprep.core.schema import Field, Ragged, Schema, concatenate
 from dsprep.errors import FormatError, UnsupportedError
+from dsprep.formats.options import OpenOptions
 
 COUNT, BATCH = 37, 5
 
@@ -37,15 +40,6 @@ SAMPLEWISE = [name for name in NAMES if name not in LMDBIO]
 GROUPWISE = ("group", "group-db", "dsprep", "provenance")
 TENSORFLOW = ("tf", "tf-prefetch", "tfrecord")
 IN_ORDER = SETS["lmdbio"]
-SUFFIX = {
-    "source": ".h5",
-    "groups": ".groups.h5",
-    "hdf5": ".h5",
-    "lmdb": ".lmdb",
-    "tfrecord": ".tfrecord",
-    "zarr": ".zarr",
-}
-
 F4 = np.dtype("<f4")
 SCHEMAS = {
     "fixed": Schema(
@@ -83,44 +77,28 @@ SCHEMAS = {
 }
 
 
-def make(folder: Path, schema: Schema, container: str, batch: dict) -> Path:
-    """Write the samples in that form, as the benchmark does."""
-    source = folder / "source.h5"
-    if not source.exists():
-        write_batch(formats.load("hdf5"), source, schema, batch)
-    path = folder / f"data-{container.replace(':', '-')}{SUFFIX.get(container, '')}"
-    if container == "files":
-        return source
-    if container == "source":
-        dsprep.provenance(source)
-        return source
-    if container == "groups":
-        dsprep.repack(source, path, buffer_size=8, durable=False)
-    else:
-        dsprep.convert(source, path, durable=False)
-    return path
-
-
-def need(name):
-    for package in find(name).packages:
-        pytest.importorskip(package)
-
-
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory):
     """Give what a strategy reads for a schema's samples, and the samples; each made once."""
-    made, folders = {}, {}
+
+    @cache
+    def samples(label):
+        source = tmp_path_factory.mktemp(label) / "source.h5"
+        batch = random_batch(SCHEMAS[label], COUNT, seed=1)
+        write_batch(formats.load("hdf5"), source, SCHEMAS[label], batch)
+        dsprep.provenance(source)
+        return source, batch
+
+    @cache
+    def form(label, container):
+        planned = scratch.plan([samples(label)[0]], OpenOptions(), [container], buffer_size=8)
+        scratch.prepare(planned)
+        return planned.forms[container].path
 
     def dataset(label, name):
-        need(name)
-        container = find(name).container
-        schema = SCHEMAS[label]
-        if label not in folders:
-            folders[label] = tmp_path_factory.mktemp(label), random_batch(schema, COUNT, seed=1)
-        folder, batch = folders[label]
-        if (label, container) not in made:
-            made[label, container] = make(folder, schema, container, batch)
-        return made[label, container], batch
+        for package in find(name).packages:
+            pytest.importorskip(package)
+        return form(label, find(name).container), samples(label)[1]
 
     return dataset
 

@@ -139,16 +139,6 @@ def test_through_a_loader(plain):
     assert found + labels(loader) == expected[26:]  # the loop that was left continues
 
 
-def test_ranks_come_from_torch_distributed(plain, tmp_path):
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
-    )
-    try:
-        assert Batches(plain[0], 8).reader.rank_info.source == "torch.distributed"
-    finally:
-        torch.distributed.destroy_process_group()
-
-
 def test_all_ranks_follow_rank_0_in_repeats_that_adapt(plain, tmp_path):
     script, store = Path(__file__).with_name("repeats_job.py"), tmp_path / "store"
     jobs = [
