@@ -17,6 +17,7 @@ import numpy as np
 from typing_extensions import override
 
 from dsprep import formats
+from dsprep.core.closing import failure_closes
 from dsprep.core.gather import Assembly, ranges_in
 from dsprep.core.schema import (
     OTHERS,
@@ -197,12 +198,9 @@ class Dataset(Source):
         self._note_counts: Counter[str] = Counter()
         self._seen: dict[int, Identity] = {}
         self._inferring = format.infers and hint is None and not alone
-        try:
+        with failure_closes(self.close):
             counts = self._survey(progress, iter(surveyed))
             self._complete_schema()
-        except BaseException:
-            self.close()
-            raise
         self._starts: Ints = np.concatenate([[0], np.cumsum(counts)])
         own = [self._counted(n, k) for n, k in self._note_counts.items()]
         if self.dropped:

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from dsprep.core.closing import failure_closes
 from dsprep.core.schema import Array, Field, FieldSpec, Ragged
 from dsprep.core.schema import Column as Values
 from dsprep.errors import SchemaError, UsageError
@@ -88,15 +89,12 @@ def open_turned(
     numbered = options.sample_axis not in ("auto", "groups")
     whole = replace(options, sample_axis="none")
     base = open_base(whole if numbered else replace(whole, fields=(), keys_as=None))
-    try:
+    with failure_closes(base.close):
         keyed = "keys_as" in format.open_options
         parsed, specs = _along_axis(base, options) if numbered else _of_groups(base, options, keyed)
         return LocatedSource(
             base.path, parsed, replace(options, fields=specs), open_file, base.close
         )
-    except BaseException:
-        base.close()
-        raise
 
 
 def _along_axis(base: Source, options: OpenOptions) -> Turned:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from weakref import WeakSet
 
+from dsprep.core.closing import failure_closes
 from dsprep.storage.ranges import close_quietly, fstat, named, pwrite_all
 
 OWNER = ".owner"
@@ -58,7 +59,7 @@ class Lock:
         self._fd = os.open(path, _FLAGS, 0o600)
         _locks.add(self)
         end = time.monotonic() + seconds
-        try:
+        with failure_closes(self.release):
             while True:
                 try:
                     self._take(path, shared=shared)
@@ -71,9 +72,6 @@ class Lock:
                 raise FileNotFoundError(errno.ENOENT, "it was removed", str(path))
             if signed:
                 pwrite_all(self._fd, [signature().ljust(127).encode() + b"\n"], 0)
-        except BaseException:
-            self.release()
-            raise
 
     def _take(self, path: Path, *, shared: bool) -> None:
         try:

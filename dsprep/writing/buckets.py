@@ -29,6 +29,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from dsprep.core.closing import failure_closes
 from dsprep.core.gather import LONG, take_into, take_ragged
 from dsprep.core.permutation import Permutation
 from dsprep.core.schema import Arena, Array, Batch, Bytes, Ints, Ragged, Schema
@@ -153,7 +154,7 @@ class BucketReader:
         self._files: list[int] = []
         self._free: list[Bytes] = []
         self._runs, begins = list[int](), [0]  # offsets are counted from the first file on
-        try:
+        with failure_closes(self.close):
             for path in paths:
                 self._files.append(os.open(path, os.O_RDWR | os.O_CLOEXEC))
                 size, count = fstat(self._files[-1]).st_size, np.zeros(1, np.int64)
@@ -163,9 +164,6 @@ class BucketReader:
                     raise _damaged(path)
                 self._runs.append(int(count[0]))
                 begins.append(begins[-1] + end)
-        except BaseException:
-            self.close()
-            raise
         self._begins = np.array(begins)
 
     def _edges(self, bucket: int) -> Ints:

@@ -34,6 +34,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from dsprep.core.closing import failure_closes
 from dsprep.errors import ChangedError, DsprepError, TargetError
 from dsprep.formats.options import flag
 from dsprep.formats.samples import listed
@@ -153,15 +154,12 @@ class Staging:
         self.notes: tuple[str, ...] = ()
         self.uploaded: dict[int, tuple[Content, bytes]] = {}
         self._made: dict[int, tuple[Content, bytes]] = {}
-        try:
+        with failure_closes(self.close):
             self._take_lock(restart)
             self.is_published = published(target)
             if self.is_published:
                 self._put_sidecar()
             self.state = self._continue(job, restart)
-        except BaseException:
-            self.close()
-            raise
 
     def _take_lock(self, restart: bool) -> None:
         for last in (False, True):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
+from dsprep.core.closing import failure_closes
 from dsprep.core.schema import Array, Field, Ints, Ragged
 from dsprep.core.schema import Column as Values
 from dsprep.errors import (
@@ -134,12 +135,9 @@ def open_adios(path: Path, options: OpenOptions) -> LocatedSource:
     if options.sample_axis == "groups":
         raise UsageError("BP has no groups: --sample-axis groups", where=path)
     library = Library(path, options.limit)
-    try:
+    with failure_closes(library.close):
         parsed = _parsed(library, options, path)
         source = LocatedSource(path, parsed, options, open_file, library.close)
-    except BaseException:
-        library.close()
-        raise
     source.random_access = False
     return source
 

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dsprep.core.closing import failure_closes
 from dsprep.core.schema import Attrs, Field, known_axes
 from dsprep.errors import FormatError, SchemaError, UsageError, require
 from dsprep.formats import samples
@@ -51,16 +52,13 @@ def open_source(path: Path, options: OpenOptions) -> LocatedSource:
                 file.close()
         disk.close()
 
-    try:
+    with failure_closes(close):
         with hdf5_errors(path, "the HDF5 file cannot be opened"):
             opened.append(open_hdf5(path))
             number = opened[0].id.get_create_plist().get_version()[0]
         parsed = Fields(walk(opened[0], disk, follow=options.follow_external), options).parsed
         parsed = replace(parsed, version=f"HDF5, superblock {number}{parsed.version}")
         return LocatedSource(path, parsed, options, disk.opened, close)
-    except BaseException:
-        close()
-        raise
 
 
 _FEW, _MOST_DIGITS = 64, 18

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from typing_extensions import override
 
+from dsprep.core.closing import failure_closes
 from dsprep.core.groups import EMPTY, Grouping
 from dsprep.core.schema import Ints, Schema
 from dsprep.formats.base import (
@@ -68,11 +69,8 @@ class Lmdb(WritableFormat):
         from dsprep.formats.lmdb.source import open_records
 
         records = Records(path, data_file(path), options)
-        try:
+        with failure_closes(records.close):
             return open_records(records, options, hint)
-        except BaseException:
-            records.close()
-            raise
 
     def facts(self, path: Path) -> Mapping[str, Any]:
         """Return the newest transaction, the root of its tree and the last page in use."""

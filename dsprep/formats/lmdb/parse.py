@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.core.closing import failure_closes
 from dsprep.core.schema import Array, Ints
 from dsprep.core.spans import offsets_of
 from dsprep.errors import FormatError, SchemaError, UsageError
@@ -74,15 +75,12 @@ class Records:
         self.keys = Counter()
         self.key_sizes = 1 << 16, 0
         self.order: Ints | None = None
-        try:
+        with failure_closes(self.file.close):
             self.pages = Pages(self.file)
             self.database = self.pages.meta.main
             if options.database is not None:
                 self.database = self._named(options.database)
             self._walk(options)
-        except BaseException:
-            self.file.close()
-            raise
 
     def _named(self, name: str) -> Database:
         databases = named_databases(self.pages)

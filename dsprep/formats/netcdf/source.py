@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dsprep.core.closing import failure_closes
 from dsprep.core.schema import DIMENSIONS, DType, Field
 from dsprep.errors import FormatError
 from dsprep.formats import samples
@@ -34,11 +35,8 @@ Variables = Mapping[str, Variable]
 def open_netcdf(path: Path, options: OpenOptions) -> LocatedSource:
     """Open a classic netCDF file for reading; see `base.Format.open`."""
     file = open_file(path)
-    try:
+    with failure_closes(file.close):
         return LocatedSource(path, parse(file, options), options, file.opened, file.close)
-    except BaseException:
-        file.close()
-        raise
 
 
 def parse(file: Handle, options: OpenOptions) -> Parsed:

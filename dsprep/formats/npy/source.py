@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from dsprep.core.closing import failure_closes
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import AmbiguousError
 from dsprep.formats.choice import choose_fields
@@ -45,7 +46,7 @@ def open_numpy(path: Path, options: OpenOptions, hint: Schema | None) -> Located
     files = Files(DirectoryGuard(path, options.follow_external), lambda _: path)
     opened = partial(files.get, 0) if file is None else file.opened
     close = files.close if file is None else file.close
-    try:
+    with failure_closes(close):
         inside = _arrays(path, file, opened, options, hint)
         specs = tuple(_known(s, inside) for s in options.fields)
 
@@ -63,9 +64,6 @@ def open_numpy(path: Path, options: OpenOptions, hint: Schema | None) -> Located
         if file is not None and members:
             parsed = replace(parsed, prove=partial(_prove, file, members, threading.Lock()))
         return LocatedSource(path, parsed, options, opened, close)
-    except BaseException:
-        close()
-        raise
 
 
 def _arrays(

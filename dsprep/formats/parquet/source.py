@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from dsprep.core.closing import failure_closes
 from dsprep.core.gather import ranges_in
 from dsprep.core.schema import (
     Arena,
@@ -68,13 +69,10 @@ class ParquetSource(Source):
         arrow()
         self._file = open_file(path)
         self._rows: RowGroups | None = None
-        try:
+        with failure_closes(self.close):
             with library_errors(path, "the footer cannot be read"):
                 self._open(options, hint)
             self._file.check_same()
-        except BaseException:
-            self.close()
-            raise
 
     def _open(self, options: OpenOptions, hint: Schema | None) -> None:
         with arrow().parquet.ParquetFile(for_library(self._file)) as opened:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dsprep.core.closing import failure_closes
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import FormatError
 from dsprep.formats.base import Source
@@ -35,13 +36,10 @@ INSPECTED_NBYTES = 64 << 20
 def open_tfrecord(path: Path, options: OpenOptions, hint: Schema | None) -> Source:
     """Open a file; see `Format.open`."""
     stream = open_stream(path)
-    try:
+    with failure_closes(stream.close):
         parsed = _parse(path, stream, options, hint)
         options = replace(options, fields=())  # they are chosen
         return LocatedSource(path, parsed, options, stream.opened, stream.close)
-    except BaseException:
-        stream.close()
-        raise
 
 
 def _parse(path: Path, stream: Handle, options: OpenOptions, hint: Schema | None) -> Parsed:

@@ -19,6 +19,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from typing_extensions import override
 
+from dsprep.core.closing import failure_closes
 from dsprep.core.schema import Bytes
 from dsprep.errors import FormatError, TargetError
 from dsprep.formats.tfrecord.framing import FOOTER, HEADER, Scan, is_header
@@ -139,13 +140,10 @@ class Unpacked(LocalFile):
 def open_stream(path: Path) -> Handle:
     """Return the bytes of the file `path`, unpacked if need be."""
     file = open_file(path)
-    try:
+    with failure_closes(file.close):
         head = file.pread(1024, 0)
         codec = None if is_header(head) else packing(head)
         return file if codec is None else Unpacked(file, codec)
-    except BaseException:
-        file.close()
-        raise
 
 
 def read_blocks(file: Handle, look: Discovery | None = None, stop: int | None = None) -> Blocks:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from dsprep.core.closing import failure_closes
 from dsprep.core.schema import Field
 from dsprep.errors import FormatError, UnsupportedError, UsageError, require
 from dsprep.formats.fields import ENCODED, wanted
@@ -26,12 +27,9 @@ AT_ONCE = 4096
 def open_archive(path: Path, options: OpenOptions) -> LocatedSource:
     """Open an archive for reading; see `base.Format.open`."""
     file = open_file(path)
-    try:
+    with failure_closes(file.close):
         parsed = parse(file, options)
         return LocatedSource(path, parsed, replace(options, fields=()), file.opened, file.close)
-    except BaseException:
-        file.close()
-        raise
 
 
 def parse(file: Handle, options: OpenOptions) -> Parsed:

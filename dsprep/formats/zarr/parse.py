@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from dsprep.core.closing import failure_closes
 from dsprep.core.schema import Attrs
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats import samples
@@ -41,12 +42,9 @@ OME_FIX = (
 def open_zarr(path: Path, options: OpenOptions) -> LocatedSource:
     """Open a store for reading; see `base.Format.open`."""
     store: Store = Directory(path, options.follow_external) if path.is_dir() else Zip(path)
-    try:
+    with failure_closes(store.close):
         parsed = parse(store, options)
         return LocatedSource(path, parsed, options, store.open, store.close)
-    except BaseException:
-        store.close()
-        raise
 
 
 def parse(store: Store, options: OpenOptions) -> Parsed:
