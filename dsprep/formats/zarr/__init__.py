@@ -30,12 +30,6 @@ from dsprep.formats.zip_members import ZIP_ERRORS
 from dsprep.storage.base import stream
 from dsprep.storage.paths import Candidate
 
-DOCUMENTS = 2048
-"""Bytes allowed for the metadata of an array, for `Zarr.plan`."""
-
-CODEC_OVERHEAD = 32
-"""Bytes by which a chunk that cannot be compressed grows at most, besides 1 % of it."""
-
 RESERVED = ("__", ".z", ".dsprep")
 MAX_NAME = 255
 """Bytes of the longest file name."""
@@ -98,40 +92,9 @@ class Zarr(WritableFormat):
         check_names(schema)
         zipped = name.endswith(self.archive)
         grid = Grid(schema, options, grouping, zipped)
-        # the folder and, for each array, a folder, metadata and a shard
-        files = 1 if zipped else 2 + 3 * len(grid.arrays) + 2 * sum(f.ragged for f in schema)
-        nbytes, scratch = 0, 0
-        if grouping.plain:
-            nbytes, scratch = _nbytes(grid, payload - grouping.total * schema.fixed_nbytes)
-        elif options.compress is not None:
-            files += grouping.count * len(grid.tracks)
-        plan = FilePlan(
-            create=partial(ZarrWriter, grid),
-            stored=grid.stored(),
-            nbytes=nbytes,
-            scratch=scratch,
-            unit=grid.unit,
-            files=files,
+        return grid.file_plan(
+            partial(ZarrWriter, grid), payload - grouping.total * schema.fixed_nbytes
         )
-        return plan if grouping.plain else grid.report(plan)
-
-
-def _nbytes(grid: Grid, ragged: int) -> tuple[int, int]:
-    """Return the bytes of a store without groups, and of its spool.
-
-    `ragged` bytes are those of ragged fields; all are counted with the first one.
-    """
-    total, scratch = DOCUMENTS, 0
-    for plan, rows in zip(grid.arrays, grid.rows, strict=True):
-        if plan.role == "values":
-            rows, ragged = -(-max(0, ragged) // max(1, plan.row_nbytes)), 0
-        stored = plan.settled(rows).stored_nbytes(rows)
-        if plan.codec is not None and stored:
-            stored += stored // 100 + CODEC_OVERHEAD * plan.chunks(rows)
-        total += stored + DOCUMENTS
-        if plan.codec is not None and not plan.whole_files:
-            scratch += rows * plan.row_nbytes
-    return total, scratch
 
 
 def check_names(schema: Schema) -> None:

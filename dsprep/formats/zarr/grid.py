@@ -11,8 +11,9 @@ of samples, in a directory one array in files of its own. In a directory small f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from dsprep.core.groups import Grouping, round_up
 from dsprep.core.schema import Ints, Schema
 from dsprep.errors import UnsupportedError, UsageError
-from dsprep.formats.base import FilePlan
+from dsprep.formats.base import FilePlan, State, Writer
 from dsprep.formats.options import WriteOptions
 from dsprep.formats.zarr.attributes import CAPACITY, ROWS
 from dsprep.formats.zarr.chunks import index_nbytes
@@ -38,6 +39,9 @@ WIDE = 64
 
 ENTRY = 140
 """Bytes of an entry in a ZIP file's central directory, with its name, at most."""
+
+DOCUMENTS = 2048
+"""Bytes allowed for the metadata of an array."""
 
 OVERHEAD = 64
 """Bytes by which a compressed chunk grows at most, besides 1 % of it."""
@@ -250,12 +254,32 @@ class Grid:
 
     # --- for a person and for the space check --------------------------------------------------
 
-    def stored(self) -> dict[str, str]:
-        """Return how each field will be stored."""
+    def file_plan(
+        self, create: Callable[[Path, State | None], Writer], ragged_nbytes: int
+    ) -> FilePlan:
+        """Return what is decided; `ragged_nbytes` are those of ragged fields, if not in groups."""
         shown = (p for p in self.arrays if p.role in ("samples", "values"))
-        return {p.field.name: show(p) for p in shown}
+        plan = FilePlan(
+            create=create, stored={p.field.name: show(p) for p in shown}, unit=self.unit
+        )
+        files = 2 + 3 * len(self.arrays) + 2 * sum(f.ragged for f in self.schema)
+        if self.grouped:
+            packed = self.options.compress is not None
+            files += self.grouping.count * len(self.tracks) * packed
+            return self._with_groups(replace(plan, files=1 if self.zipped else files))
+        total, scratch = DOCUMENTS * (1 + len(self.arrays)), 0
+        for array, rows in zip(self.arrays, self.rows, strict=True):
+            if array.role == "values":  # all are counted with the first one
+                rows = -(-max(0, ragged_nbytes) // max(1, array.row_nbytes))
+                ragged_nbytes = 0
+            stored = array.settled(rows).stored_nbytes(rows)
+            if array.codec is not None:
+                stored += stored // 100 + OVERHEAD * array.chunks(rows)
+                scratch += rows * array.row_nbytes * (not array.whole_files)
+            total += stored
+        return replace(plan, nbytes=total, scratch=scratch, files=files)
 
-    def report(self, plan: FilePlan) -> FilePlan:
+    def _with_groups(self, plan: FilePlan) -> FilePlan:
         """Return the plan with how groups will be stored."""
         nbytes, padding = self.front, 0
         if not self.zipped:
