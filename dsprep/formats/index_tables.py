@@ -14,14 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
 from dsprep.core.memory import free_memory
-from dsprep.core.schema import Array, Ints, Kind
+from dsprep.core.schema import Array, Field, Ints, Kind, Schema
 from dsprep.errors import FormatError
 from dsprep.layout.laws import Affine, Explicit, Law
+from dsprep.layout.model import Column, FileLayout
+from dsprep.reading.layout_reader import LayoutReader
+from dsprep.storage.base import Handle
 
 _SCAN = 1 << 20
 
@@ -45,6 +48,32 @@ class Numbers(Protocol):
 
     def read(self, start: int, stop: int) -> Array:
         """Return rows ``start <= i < stop``."""
+
+
+class LocatedRows:
+    """Rows of an array that are read as a column says, such as those of a table."""
+
+    def __init__(
+        self,
+        field: Field,
+        count: int,
+        column: Column,
+        open_file: Callable[[str], Handle],
+        where: str,
+    ) -> None:
+        self.where, self.count, self._name = where, count, field.name
+        layout = FileLayout(count, columns={field.name: column})
+        self._reader = LayoutReader(layout, Schema((field,)), open_file, where)
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return rows ``start <= i < stop``."""
+        batch: Any = self._reader.read(np.arange(start, stop, dtype=np.int64), (self._name,))
+        rows: Array = batch[self._name]
+        return rows
+
+    def resident_nbytes(self) -> int:
+        """Return the bytes that reading holds."""
+        return self._reader.resident_nbytes()
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.schema import Array, Field, Ints, Ragged, Schema
+from dsprep.core.schema import Array, Field, Ints, Ragged
 from dsprep.core.schema import Column as Values
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.datasets import Contents, check_sources, sources
 from dsprep.formats.hdf5.guard import hdf5_errors, need_filters
 from dsprep.formats.hdf5.locate import check_chunks, chunking, locate_grid
+from dsprep.formats.index_tables import LocatedRows
 from dsprep.formats.located import RowsField, Unlocated
 from dsprep.layout.describe import FieldStorage, of_array
-from dsprep.layout.model import Column, FileLayout
-from dsprep.reading.layout_reader import LayoutReader
+from dsprep.layout.model import Column
 
 
 class DatasetField(RowsField):
@@ -139,7 +139,7 @@ class SequenceField(DatasetField):
         )
 
     @cached_property
-    def _descriptors(self) -> LayoutReader:
+    def _descriptors(self) -> LocatedRows:
         """Reads descriptors as they are stored: bytes."""
         disk, width = self.contents.disk, self.contents.heaps.width
         try:
@@ -153,15 +153,12 @@ class SequenceField(DatasetField):
                 expected="plain or chunked storage without a fill value of its own",
                 fix="write the dataset again: h5repack -f GZIP=1 IN OUT",
             ) from reason
-        layout = FileLayout(self.count, columns={self.field.name: Column(grid)})
-        schema = Schema((Field(self.field.name, np.dtype(np.uint8), (width,)),))
-        return LayoutReader(layout, schema, disk.opened, self.where)
+        field = Field(self.field.name, np.dtype(np.uint8), (width,))
+        return LocatedRows(field, self.count, Column(grid), disk.opened, self.where)
 
     def _rows(self, start: int, stop: int) -> Array:
-        indices = np.arange(start, stop, dtype=np.int64)
-        rows: Any = self._descriptors.read(indices, (self.field.name,))[self.field.name]
-        descriptors: Array = rows.reshape(-1, self.contents.heaps.width)
-        return descriptors
+        width = self.contents.heaps.width
+        return self._descriptors.read(start, stop).reshape(-1, width)
 
     @override
     def read(self, start: int, stop: int) -> Values:

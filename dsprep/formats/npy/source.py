@@ -15,6 +15,7 @@ from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import AmbiguousError
 from dsprep.formats.choice import choose_fields
 from dsprep.formats.fields import missing_field
+from dsprep.formats.index_tables import LocatedRows
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.npy.arrays import (
     SUFFIX,
@@ -25,7 +26,6 @@ from dsprep.formats.npy.arrays import (
     of_directory,
     of_file,
 )
-from dsprep.formats.npy.tables import StoredNumbers, check
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.ragged import ArrayTree, Routes, table_paths
 from dsprep.formats.samples import SampleAxis, Sized, ambiguous
@@ -33,6 +33,7 @@ from dsprep.layout.laws import Explicit
 from dsprep.layout.model import FileLayout
 from dsprep.reading.files import Files
 from dsprep.storage.base import Handle
+from dsprep.storage.checksums import check_member, read_crc32
 from dsprep.storage.local import DirectoryGuard
 from dsprep.storage.paths import open_file
 
@@ -50,10 +51,15 @@ def open_numpy(path: Path, options: OpenOptions, hint: Schema | None) -> Located
         inside = _arrays(path, file, opened, options, hint)
         specs = tuple(_known(s, inside) for s in options.fields)
 
-        def open_rows(name: str) -> StoredNumbers:
+        def open_rows(name: str) -> LocatedRows:
             if file is not None:
                 check(file, name, inside.arrays[name])
-            return StoredNumbers(name, inside.arrays[name], opened, f"{path}, array {name}")
+            array, where = inside.arrays[name], f"{path}, array {name}"
+            field, column = (
+                Field(name, array.dtype, array.shape[1:]),
+                array.column(whole_file=False),
+            )
+            return LocatedRows(field, (*array.shape, 1)[0], column, opened, where)
 
         _check(inside, specs, options, path)
         options = replace(options, fields=specs)
@@ -108,6 +114,13 @@ def _known(spec: FieldSpec, inside: Arrays) -> FieldSpec:
 
     index = tuple(",".join(map(known, table_paths(entry))) for entry in spec.index)
     return replace(spec, path=known(spec.path), index=index)
+
+
+def check(file: Handle, name: str, array: StoredArray) -> None:
+    """Compare the member of a ZIP file that has an array as it is with its CRC-32."""
+    if array.member is not None:
+        begin, end, crc32 = array.member
+        check_member(read_crc32(file, begin, end), crc32, f"{file.path}, {name}")
 
 
 def _check(inside: Arrays, specs: tuple[FieldSpec, ...], options: OpenOptions, path: Path) -> None:

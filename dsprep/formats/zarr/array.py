@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Array, Field, Ints, Schema
+from dsprep.core.schema import Array, Field, Ints
 from dsprep.errors import FormatError, MissingExtra
+from dsprep.formats.index_tables import LocatedRows
 from dsprep.formats.located import Unlocated
 from dsprep.formats.zarr.attributes import FIELDS
 from dsprep.formats.zarr.chunks import library_errors, read_chunks
 from dsprep.formats.zarr.locate import check_names, locate, stored_files
 from dsprep.formats.zarr.metadata import ArrayMeta
 from dsprep.formats.zarr.store import Store, join
-from dsprep.layout.model import Column, FileLayout, Grid
+from dsprep.layout.model import Column, Grid
 from dsprep.reading.chunks import KEPT
-from dsprep.reading.layout_reader import LayoutReader
 
 
 class StoredArray:
@@ -55,23 +55,21 @@ class StoredArray:
         return None if 0 in self.meta.shape else locate(self)
 
     @cached_property
-    def _reader(self) -> LayoutReader | None:
-        """The reader of rows; None if only zarr does."""
+    def _rows(self) -> LocatedRows | None:
+        """The rows at their places; None if only zarr reads them."""
         field = Field(self.meta.path or "/", self.meta.dtype, self.meta.shape[1:])
         try:
-            layout = FileLayout(self.count, columns={field.name: Column(self.grid)})
+            column = Column(self.grid)
         except Unlocated:
             return None
-        return LayoutReader(layout, Schema((field,)), self.store.open, self.where)
+        return LocatedRows(field, self.count, column, self.store.open, self.where)
 
     def read(self, start: int, stop: int) -> Array:
         """Return rows ``start <= i < stop``, as stored: of an index table."""
-        if self._reader is None:
+        if self._rows is None:
             return self.by_library([(start, stop)])
         self.store.verify_crc(self.meta.file_keys(start, stop))
-        name = self.meta.path or "/"
-        indices = np.arange(start, stop, dtype=np.int64)
-        return self._reader.read(indices, (name,))[name]  # type: ignore[return-value]
+        return self._rows.read(start, stop)
 
     # --- zarr-python ---------------------------------------------------------------------------
 
