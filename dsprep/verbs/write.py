@@ -7,9 +7,8 @@ Otherwise they are kept until all are known, in memory and then in a temporary f
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -28,11 +27,11 @@ from dsprep.verbs.repack import as_options, plan_repack
 from dsprep.verbs.write_items import write_items
 from dsprep.writing.items.calls import Calls
 from dsprep.writing.items.tasks import Function
-from dsprep.writing.job import Job, Progress, Report, RunOptions
+from dsprep.writing.job import Progress, Report
 from dsprep.writing.plan import PIECE_NBYTES
-from dsprep.writing.run import make, run_job
+from dsprep.writing.run import run_job
 from dsprep.writing.samples.assemble import Assembler
-from dsprep.writing.samples.feed import FedSource, abandoned
+from dsprep.writing.samples.feed import FedSource
 from dsprep.writing.samples.spool import Spool
 from dsprep.writing.samples.values import Declared, columns_of, declared, infer, with_ragged
 from dsprep.writing.staging import check_target
@@ -119,7 +118,7 @@ class Writer:
             check_replaceable(self._target)
         self._count = self._room = self._nbytes = 0
         self._packed: Assembler | None = None
-        self._stream: _Stream | None = None
+        self._stream: FedSource | None = None
         self._spool: Spool | None = None
         self._open = False
 
@@ -139,7 +138,7 @@ class Writer:
         finally:
             self._open, self._packed = False, None
             if self._stream is not None:
-                self._stream.close()
+                self._stream.abandon()
             if self._spool is not None:
                 self._spool.close()
 
@@ -215,7 +214,8 @@ class Writer:
         if length and not schema.ragged and self._options.shuffle is None:
             source = FedSource(self._target, schema, length)
             job = plan_repack(source, self._target, self._options, self._run).parts[0]
-            self._stream = _Stream(job, source, self._run, self._progress)
+            source.begin(job, self._run, self._progress)
+            self._stream = source
             self._packed = Assembler(schema, 1)
         else:
             plan_repack(FedSource(self._target, schema, 0), self._target, self._options, self._run)
@@ -277,50 +277,6 @@ class Writer:
             plan = plan_repack(self._spool, self._target, self._options, self._run)
         part = plan.parts[0]
         return run_job(part, self._run)
-
-
-class _Stream:
-    """A job that runs on a thread of its own, and takes samples while they come."""
-
-    def __init__(
-        self, job: Job, source: FedSource, run: RunOptions, progress: Progress | None
-    ) -> None:
-        self._source, self._allowed = source, threading.Event()
-        told = None if progress is None else lambda _, *done: progress(*done)
-        self._pool = ThreadPoolExecutor(1, "dsprep-write")
-        self._reports = self._pool.submit(make, [job], run, told, self._wait)
-        self._reports.add_done_callback(lambda _: source.end())
-
-    def _wait(self) -> None:
-        self._allowed.wait()
-        if self._source.abandoned:
-            raise abandoned()
-
-    def next(self, packed: Assembler) -> int:
-        """Give away what is filled in, and have the next samples put where they are wanted.
-
-        Returns
-        -------
-        How many there is room for.
-        """
-        arrays = self._source.next()
-        if arrays is None:
-            self._reports.result()
-            raise abandoned()
-        packed.use(arrays)
-        return packed.room
-
-    def finish(self) -> Report:
-        """Publish the output, when it has been made."""
-        self._source.give()
-        self._allowed.set()
-        return self._reports.result()[0]
-
-    def close(self) -> None:
-        """End the job; nothing is left of what has not been published."""
-        self._source.abandon()
-        self._allowed.set()
-        self._pool.shutdown()
 
 
 def write(

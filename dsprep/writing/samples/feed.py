@@ -7,34 +7,17 @@ sample is kept, and none is copied more than once on its way to the writer.
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from typing_extensions import override
 
 from dsprep.core.schema import Arena, Array, Batch, Schema, empty_batch, new_array
-from dsprep.errors import DsprepError
-from dsprep.formats.base import Source
-from dsprep.layout.describe import FieldStorage
-
-
-def abandoned() -> DsprepError:
-    """Return the error where the program gives no more samples, as something went wrong there."""
-    return DsprepError("the program that gives the samples has stopped")
-
-
-class GivenSource(Source):
-    """Samples that a program gives: they are in no file that stays."""
-
-    version = "samples that a program gave"
-    repeatable = False
-
-    def files(self) -> list[Path]:
-        """Return nothing."""
-        return []
-
-    def storage(self) -> dict[str, FieldStorage]:
-        """Return nothing, as `files` does."""
-        return {}
+from dsprep.errors import DsprepError, UsageError
+from dsprep.writing.job import Job, Progress, Report, RunOptions
+from dsprep.writing.run import make
+from dsprep.writing.samples.assemble import Assembler
+from dsprep.writing.samples.spool import GivenSource
 
 
 class FedSource(GivenSource):
@@ -46,11 +29,6 @@ class FedSource(GivenSource):
         What they are written to, for messages.
     schema, count
         The fields, none of them ragged, and the number of samples.
-
-    Attributes
-    ----------
-    abandoned
-        Whether `abandon` was called.
     """
 
     def __init__(self, path: Path, schema: Schema, count: int) -> None:
@@ -58,11 +36,31 @@ class FedSource(GivenSource):
         self._count = count
         self._requests: dict[int, tuple[dict[str, Array], threading.Event]] = {}
         self._at = self._end = 0  # the samples that are being filled in, half-open
-        self._changed = threading.Condition()
-        self.abandoned = self._ended = False
+        self._changed, self._allowed = threading.Condition(), threading.Event()
+        self._is_abandoned = False
+        self._pool = ThreadPoolExecutor(1, "dsprep-write")
+        self._reports = Future[list[Report]]()
 
     def __len__(self) -> int:
         return self._count
+
+    def begin(self, job: Job, run: RunOptions, progress: Progress | None) -> None:
+        """Make the output of these samples on another thread; `finish` lets it be published."""
+        report = None if progress is None else lambda _, *done: progress(*done)
+        self._reports = self._pool.submit(make, [job], run, report, self._wait)
+        self._reports.add_done_callback(lambda _: self._notify())
+
+    def _wait(self) -> None:
+        self._allowed.wait()
+        self._check()
+
+    def _check(self) -> None:
+        if self._is_abandoned:
+            raise DsprepError("the program that gives the samples has stopped")
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
@@ -74,47 +72,49 @@ class FedSource(GivenSource):
         }
         filled = threading.Event()
         with self._changed:
+            self._check()
             self._requests[start] = arrays, filled
             self._changed.notify_all()
-            if self.abandoned:
-                raise abandoned()
         filled.wait()
-        if self.abandoned:
-            raise abandoned()
+        self._check()
         return dict(arrays)
 
-    def give(self) -> None:
+    def _give(self) -> None:
         """Give what has been filled in to the thread that asked for it."""
-        with self._changed:
-            if self._end > self._at:
-                _, filled = self._requests.pop(self._at)
-                filled.set()
-            self._at = self._end
+        if self._end > self._at:
+            _, filled = self._requests.pop(self._at)
+            filled.set()
+        self._at = self._end
 
-    def next(self) -> dict[str, Array] | None:
-        """Return where the next samples go, when a thread asks for them.
+    def next(self, packed: Assembler) -> int:
+        """Give away what is filled in, and have the next samples put where they are wanted.
 
-        None if nobody asks any more, since the job has ended.
+        Returns
+        -------
+        How many there is room for.
         """
-        self.give()
         with self._changed:
-            while self._at not in self._requests:
-                if self._ended:
-                    return None
-                self._changed.wait()
-            arrays, _ = self._requests[self._at]
-            self._end = self._at + len(next(iter(arrays.values())))
-            return arrays
+            self._give()
+            self._changed.wait_for(lambda: self._at in self._requests or self._reports.done())
+            if self._at not in self._requests:
+                self._reports.result()
+                raise UsageError("more samples came than are written", where=self.path)
+            packed.use(self._requests[self._at][0])
+            self._end = self._at + packed.room
+        return packed.room
+
+    def finish(self) -> Report:
+        """Publish the output, when it has been made."""
+        with self._changed:
+            self._give()
+        self._allowed.set()
+        return self._reports.result()[0]
 
     def abandon(self) -> None:
-        """Let every read, now and later, raise `abandoned`."""
+        """End the job; nothing is left of what has not been published."""
         with self._changed:
-            self.abandoned = True
+            self._is_abandoned = True
             for _, filled in self._requests.values():
                 filled.set()
-
-    def end(self) -> None:
-        """Let `next` wait no more: nobody will ask."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
+        self._allowed.set()
+        self._pool.shutdown()

@@ -34,10 +34,11 @@ from dsprep.core.schema import (
     empty_batch,
     new_array,
 )
+from dsprep.formats.base import Source
+from dsprep.layout.describe import FieldStorage
 from dsprep.storage.atomic import make_scratch
 from dsprep.storage.durable import write_error
 from dsprep.storage.ranges import pread_into, pwrite_all
-from dsprep.writing.samples.feed import GivenSource
 
 BLOCK_NBYTES = 1 << 20
 """Payload of a block, about: what is read of one to get a sample."""
@@ -68,6 +69,21 @@ def unpack(schema: Schema, data: Bytes, count: int) -> Batch:
         made = values if lengths is None else Ragged.from_lengths(values, lengths, f.kind)
         batch[f.name], at = made, stop
     return batch
+
+
+class GivenSource(Source):
+    """Samples that a program gives: they are in no file that stays."""
+
+    version = "samples that a program gave"
+    repeatable = False
+
+    def files(self) -> list[Path]:
+        """Return nothing."""
+        return []
+
+    def storage(self) -> dict[str, FieldStorage]:
+        """Return nothing, as `files` does."""
+        return {}
 
 
 class BlockSource(GivenSource):
