@@ -6,9 +6,10 @@ Source: PKWARE's APPNOTE, sections 4.3.7 (local file header) and 4.4.4 (general 
 from __future__ import annotations
 
 import struct
+import threading
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,8 +76,24 @@ class Member:
 
     def check(self, file: Handle) -> None:
         """Raise `FormatError` if the checksum of one that is `plain` is wrong."""
+        file.check_same()
         computed = read_crc32(file, self.offset, self.offset + self.nbytes)
         check_member(computed, self.crc32, f"{file.path}, {self.name}")
+
+
+class MemberChecks:
+    """Compares members with their checksums, each once; safe to use from several threads."""
+
+    def __init__(self, file: Handle) -> None:
+        self._file, self._checked, self._lock = file, set[str](), threading.Lock()
+
+    def check(self, some: Iterable[Member]) -> None:
+        """Raise `FormatError` if the checksum of one that is `plain` is wrong."""
+        with self._lock:
+            for member in some:
+                if member.plain and member.name not in self._checked:
+                    member.check(self._file)
+                    self._checked.add(member.name)
 
 
 def members(file: Handle, archive: zipfile.ZipFile) -> Iterator[Member]:

@@ -20,7 +20,7 @@ from dsprep.formats.npy_header import MAGIC, Header, check_size, parse
 from dsprep.formats.ragged import may_be_table
 from dsprep.formats.samples import is_file, listed, natural_key
 from dsprep.formats.splits import without_part
-from dsprep.formats.zip_members import begin, opened_zip
+from dsprep.formats.zip_members import Member, members, opened_zip
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, Column, Grid
 from dsprep.storage.base import Handle
@@ -59,7 +59,7 @@ class StoredArray:
     columns
         Whether it is in Fortran order.
     member
-        Begin, end and CRC-32 of the member of a ZIP file that has it as it is.
+        The member of a ZIP file that has it as it is.
     """
 
     dtype: DType
@@ -69,7 +69,7 @@ class StoredArray:
     path: str = ""
     filters: tuple[Mapping[str, Any], ...] = ()
     columns: bool = False
-    member: tuple[int, int, int] | None = None
+    member: Member | None = None
 
     @property
     def vlen(self) -> bool:
@@ -177,17 +177,16 @@ def of_archive(file: Handle, names: Collection[str]) -> Arrays:
     """
     arrays, others = Arrays("NumPy arrays in a ZIP file", []), list[str]()
     with opened_zip(file) as archive:
-        infos = [info for info in archive.NameToInfo.values() if not info.is_dir()]
-        for info in sorted(infos, key=lambda info: info.header_offset):
-            name = name_of(info.filename)
-            if not info.filename.endswith(SUFFIX):
+        for member in sorted(members(file, archive), key=lambda m: m.offset):
+            name = name_of(member.name)
+            if not member.name.endswith(SUFFIX):
                 others.append(name)
                 continue
             arrays.names.append(name)
             if names and name not in names and not may_be_table(name):
                 continue
             try:
-                arrays.arrays[name] = _in_member(file, info)
+                arrays.arrays[name] = _in_member(file, member)
             except UnsupportedError as error:
                 arrays.refused[name] = error
     if others:
@@ -195,41 +194,35 @@ def of_archive(file: Handle, names: Collection[str]) -> Arrays:
     return arrays
 
 
-def _in_member(file: Handle, info: zipfile.ZipInfo) -> StoredArray:
-    where, stored = f"{file.path}, {info.filename}", info.compress_size
-    deflated, reason = info.compress_type == zipfile.ZIP_DEFLATED, ""
-    if info.flag_bits & 1:
+def _in_member(file: Handle, member: Member) -> StoredArray:
+    where, deflated = f"{file.path}, {member.name}", member.method == zipfile.ZIP_DEFLATED
+    reason = ""
+    if member.method == -1:
         reason = "is encrypted"
-    elif not deflated and info.compress_type != zipfile.ZIP_STORED:
-        reason = f"is compressed by method {info.compress_type}"
-    elif deflated and info.file_size > MAX_INFLATED:
-        reason = f"is deflated and has {info.file_size} bytes, more than {MAX_INFLATED}"
+    elif not (deflated or member.plain):
+        reason = f"is compressed by method {member.method}"
+    elif deflated and member.nbytes > MAX_INFLATED:
+        reason = f"is deflated and has {member.nbytes} bytes, more than {MAX_INFLATED}"
     if reason:
         raise UnsupportedError(
             f"the ZIP member {reason}", where=where, fix=f"unpack it: unzip {file.path} -d DIR"
         )
-    offset = begin(file, info, where)
 
     def head(nbytes: int) -> bytes:
-        data = file.pread(min(nbytes, stored), offset)
+        data = file.pread(min(nbytes, member.stored), member.offset)
         return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, nbytes) if deflated else data
 
     header = parse(head, where)
-    check_size(header, info.file_size, where)
-    nbytes, end = header.begin + header.nbytes, offset + stored
-    if nbytes != info.file_size or not (deflated or stored == nbytes) or end > file.nbytes:
-        raise FormatError(
-            "the ZIP member is not of the size of its array, or leaves the file",
-            where=where,
-            expected=f"{nbytes} bytes",
-            found=f"{info.file_size} bytes, {stored} from {offset} on of {file.nbytes}",
-        )
+    check_size(header, member.nbytes, where)
+    if (nbytes := header.begin + header.nbytes) != member.nbytes:
+        problem = "the ZIP member is not of the size of its array"
+        raise FormatError(problem, where=where, expected=f"{nbytes} bytes", found=member.nbytes)
     _check_order(header, where, deflated=deflated)
     kind = header.dtype, header.shape
     if deflated:
-        filters = ({"id": "deflate", "crc32": info.CRC, "skip": header.begin},)
-        return StoredArray(*kind, offset, stored, filters=filters)
-    extent, member = (offset + header.begin, header.nbytes), (offset, end, info.CRC)
+        filters = ({"id": "deflate", "crc32": member.crc32, "skip": header.begin},)
+        return StoredArray(*kind, member.offset, member.stored, filters=filters)
+    extent = member.offset + header.begin, header.nbytes
     return StoredArray(*kind, *extent, columns=header.columns, member=member)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import shlex
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -29,11 +28,11 @@ from dsprep.formats.npy.arrays import (
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.ragged import ArrayTree, Routes, table_paths
 from dsprep.formats.samples import SampleAxis, Sized, ambiguous
+from dsprep.formats.zip_members import MemberChecks
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import FileLayout
 from dsprep.reading.files import Files
 from dsprep.storage.base import Handle
-from dsprep.storage.checksums import check_member, read_crc32
 from dsprep.storage.local import DirectoryGuard
 from dsprep.storage.paths import open_file
 
@@ -52,23 +51,21 @@ def open_numpy(path: Path, options: OpenOptions, hint: Schema | None) -> Located
         specs = tuple(_known(s, inside) for s in options.fields)
 
         def open_rows(name: str) -> LocatedRows:
-            if file is not None:
-                check(file, name, inside.arrays[name])
             array, where = inside.arrays[name], f"{path}, array {name}"
-            field, column = (
-                Field(name, array.dtype, array.shape[1:]),
-                array.column(whole_file=False),
-            )
-            return LocatedRows(field, (*array.shape, 1)[0], column, opened, where)
+            if file is not None and array.member is not None:
+                array.member.check(file)
+            field, count = Field(name, array.dtype, array.shape[1:]), (*array.shape, 1)[0]
+            return LocatedRows(field, count, array.column(whole_file=False), opened, where)
 
         _check(inside, specs, options, path)
         options = replace(options, fields=specs)
         axis, routes = choose_fields(ArrayTree(inside.arrays, {"": ()}), open_rows, options, path)
         parsed = _parsed(axis, routes, inside, hint)
         values = {name: inside.arrays[name] for name, _ in routes.values()}
-        members = [(n, a) for n, a in values.items() if a.member and a.nbytes <= PROVED]
+        members = [a.member for a in values.values() if a.member and a.nbytes <= PROVED]
         if file is not None and members:
-            parsed = replace(parsed, prove=partial(_prove, file, members, threading.Lock()))
+            checks = MemberChecks(file)
+            parsed = replace(parsed, prove=lambda *_: checks.check(members))
         return LocatedSource(path, parsed, options, opened, close)
 
 
@@ -90,21 +87,6 @@ def _arrays(
     return of_file(file, alone or name_of(path.name) or path.name)
 
 
-def _prove(
-    file: Handle,
-    members: list[tuple[str, StoredArray]],
-    lock: threading.Lock,
-    start: int,
-    stop: int,
-) -> None:
-    """Compare stored members of a ZIP file with their CRC-32, once; see `PROVED`."""
-    with lock:
-        while members:
-            file.check_same()
-            check(file, *members[-1])
-            members.pop()
-
-
 def _known(spec: FieldSpec, inside: Arrays) -> FieldSpec:
     """Return what is asked for by the name of an array where it is given as that of its file."""
     names = {*inside.arrays, *inside.refused}
@@ -114,13 +96,6 @@ def _known(spec: FieldSpec, inside: Arrays) -> FieldSpec:
 
     index = tuple(",".join(map(known, table_paths(entry))) for entry in spec.index)
     return replace(spec, path=known(spec.path), index=index)
-
-
-def check(file: Handle, name: str, array: StoredArray) -> None:
-    """Compare the member of a ZIP file that has an array as it is with its CRC-32."""
-    if array.member is not None:
-        begin, end, crc32 = array.member
-        check_member(read_crc32(file, begin, end), crc32, f"{file.path}, {name}")
 
 
 def _check(inside: Arrays, specs: tuple[FieldSpec, ...], options: OpenOptions, path: Path) -> None:

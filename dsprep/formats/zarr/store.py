@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import errno
 import stat
-import threading
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from dsprep.errors import FormatError
-from dsprep.formats.zip_members import ZIP_ERRORS, Member, members
+from dsprep.formats.zip_members import ZIP_ERRORS, Member, MemberChecks, members
 from dsprep.reading.files import Files
 from dsprep.storage.base import Handle, stream
 from dsprep.storage.local import DirectoryGuard
@@ -151,7 +150,7 @@ class Zip:
             if isinstance(error, FormatError):
                 raise
             raise FormatError("the ZIP file is truncated or damaged", where=path) from error
-        self._verified, self._verifying = set[str](), threading.Lock()
+        self._checks = MemberChecks(self._file)
 
     def document(self, key: str, limit: int = MAX_DOCUMENT) -> bytes | None:
         """See `Directory`."""
@@ -205,12 +204,7 @@ class Zip:
 
     def verify_crc(self, keys: Iterable[str]) -> None:
         """See `Directory`; the checksum is the CRC-32 of the member."""
-        for member in map(self._member, keys):
-            if member is not None and member.plain:
-                with self._verifying:
-                    if member.name not in self._verified:
-                        member.check(self._file)
-                        self._verified.add(member.name)
+        self._checks.check(member for key in keys if (member := self._member(key)) is not None)
 
     def close(self) -> None:
         """See `Directory`."""
