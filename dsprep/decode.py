@@ -129,13 +129,13 @@ class image:
         if self.field is not None:
             data = sample[self.field]
         else:
-            found = [value for value in sample.values() if isinstance(value, bytes)]
-            if len(found) != 1:
+            blobs = [value for value in sample.values() if isinstance(value, bytes)]
+            if len(blobs) != 1:
                 raise UsageError(
-                    f"{len(found)} of the fields are bytes",
+                    f"{len(blobs)} of the fields are bytes",
                     fix="name the one with the image: field=",
                 )
-            data = found[0]
+            data = blobs[0]
         return data if isinstance(data, bytes) else np.ascontiguousarray(data).tobytes()
 
     def box(self, height: int, width: int, draws: Array) -> tuple[int, int, int, int]:
@@ -256,8 +256,8 @@ def _by_pillow(
         if bits > 8 and not opened.mode.startswith("I"):
             raise ValueError("colors of 16 bits are decoded by OpenCV, and of PNG alone")
         mode = "I" if bits > 8 else "RGB"
-        whole = opened if opened.mode == mode else opened.convert(mode)
-        scaled = whole.resize(size[::-1], Image.Resampling.BILINEAR, area)
+        converted = opened if opened.mode == mode else opened.convert(mode)
+        scaled = converted.resize(size[::-1], Image.Resampling.BILINEAR, area)
     pixels = np.asarray(scaled)[:, :: -1 if flipped else 1]
     if bits > 8:
         if pixels.min() < 0:

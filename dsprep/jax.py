@@ -101,7 +101,7 @@ class Batches(ReaderLoops[B]):
             )
 
     def _global(self) -> bool:
-        """Whether arrays reach beyond this process."""
+        """Return whether arrays reach beyond this process."""
         kinds = self._sharding.values() if isinstance(self._sharding, Mapping) else [self._sharding]
         return any(
             isinstance(s, jax.sharding.Sharding) and not s.is_fully_addressable for s in kinds
@@ -140,7 +140,7 @@ class Batches(ReaderLoops[B]):
 
 
 def takes(dtype: DType) -> bool:
-    """Whether values of a dtype become a JAX array."""
+    """Return whether values of a dtype become a JAX array."""
     if is_extension(dtype):
         return hasattr(jax.numpy, dtype.name)
     if dtype.names is not None or dtype.subdtype is not None:

@@ -27,7 +27,7 @@ MAX_NBYTES = 64 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """What the policies share.
+    """A policy of repeats by a score.
 
     Attributes
     ----------

@@ -168,7 +168,7 @@ class _Readers:
 
 
 def takes(dtype: DType) -> bool:
-    """Whether values of a dtype become a tensor."""
+    """Return whether values of a dtype become a tensor."""
     if dtype.names is not None or dtype.subdtype is not None:
         return False
     if dtype.kind in "SU" and not is_extension(dtype):

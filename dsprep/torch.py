@@ -398,7 +398,7 @@ def _tensors(column: Column) -> Sequence[Any]:
 
 
 def takes(dtype: DType) -> bool:
-    """Whether values of a dtype become a tensor."""
+    """Return whether values of a dtype become a tensor."""
     if is_extension(dtype):
         return isinstance(getattr(torch, dtype.name, None), torch.dtype)
     if dtype.names is not None or dtype.subdtype is not None:

@@ -203,7 +203,7 @@ def test_counters_see_reads_and_children(tmp_path):
     before = counters.count()
     file.read_bytes()
     after = counters.count() - before
-    assert (after.asked >= 1 << 20, after.calls >= 1) == (True, True)
+    assert (after.requested >= 1 << 20, after.calls >= 1) == (True, True)
     code = "import sys,time; sum(range(3_000_000)); print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,69 +69,24 @@ def test_the_verdict(step: float, verdict: str) -> None:
     assert verdict in str(steps)
 
 
-class Gpu:
-    """A stand-in for torch, whose GPU works behind the clock of a loader, as CUDA does."""
-
-    def __init__(self, loader: Loader) -> None:
-        self.loader, self.until, self.used, self.cuda = loader, 0.0, False, self
-
-    def kernel(self, seconds: float) -> None:
-        self.used, self.until = True, max(self.until, self.loader.now) + seconds
-
-    def is_available(self) -> bool:
-        return True
-
-    def is_initialized(self) -> bool:
-        return self.used
-
-    def synchronize(self) -> None:
-        self.loader.now = max(self.loader.now, self.until)
-
-    def Event(self, enable_timing: bool) -> Event:
-        assert enable_timing
-        return Event(self)
-
-
-class Event:
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu = gpu
-
-    def record(self) -> None:
-        self.time = max(self.gpu.until, self.gpu.loader.now)
-
-    def query(self) -> bool:
-        return self.time <= self.gpu.loader.now
-
-    def synchronize(self) -> None:
-        self.gpu.loader.now = max(self.gpu.loader.now, self.time)
-
-    def elapsed_time(self, end: Event) -> float:
-        assert self.query()  # torch raises otherwise
-        assert end.query()
-        return 1000 * (end.time - self.time)
-
-
-@pytest.mark.parametrize(("kernel", "waits"), [(10, 0), (1, 1)])
-def test_what_a_gpu_computes(kernel: int, waits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("synchronize", "computed"), [(True, 30), (False, 0)])
+def test_what_a_gpu_computes(
+    synchronize: bool, computed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a stand-in for torch, whose GPU takes 10 s a step behind the program."""
     loader = Loader()
-    gpu = Gpu(loader)
-    gpu.used = True
-    monkeypatch.setitem(sys.modules, "torch", gpu)
-    with Steps(loader, None, False, loader.clock) as steps:
-        for _ in steps:
-            gpu.kernel(kernel)
-        assert loader.now == 9  # 5 + 2 + 2: the loop does not wait for the GPU
-    found = steps.report()
-    assert loader.now == {10: 35, 1: 10}[kernel]  # the report does
-    assert (found.steps, found.gpu_steps, found.compute_seconds) == (3, 3, 3 * kernel)
-    assert (found.exposed_seconds, found.wait_p50_seconds) == (5 + 2 * waits, waits)
-    assert "(GPU)" in str(steps)
-    loader.now = 0.0
-    gpu.until = 0.0
-    clocked = Steps(loader, None, True, loader.clock)
-    for _ in clocked:
-        gpu.kernel(kernel)
-    assert (clocked.report().gpu_steps, clocked.report().compute_seconds) == (0, 3 * kernel)
+
+    class Cuda:
+        is_initialized = staticmethod(lambda: True)
+
+        @staticmethod
+        def synchronize() -> None:
+            loader.now += 10
+
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=Cuda))
+    steps = Steps(loader, None, synchronize, loader.clock)
+    assert len([*steps]) == 3
+    assert (steps.report().compute_seconds, steps.report().exposed_seconds) == (computed, 9)
 
 
 def test_loops_that_end_early_and_fail() -> None:

@@ -26,7 +26,7 @@ def files_of(path: Path) -> list[Path]:
     return sorted(p for p in data_files(path) if p.is_file())
 
 
-def held(files: Iterable[Path]) -> float | None:
+def resident(files: Iterable[Path]) -> float | None:
     """Return the share of the bytes of files that the page cache has; None if it cannot be seen."""
     cached = total = 0.0
     for file in map(open_file, files):

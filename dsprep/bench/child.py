@@ -47,8 +47,8 @@ def run(task: Task, strategy: Strategy, wait: Callable[[], None]) -> Result:
             if not task.cold and number and entry.anew:
                 _close(strategy, wait)
                 strategy.open()
-            held = _made_cold(task, strategy, wait) if task.cold else None
-            epoch = replace(_epoch(task, strategy, number, wait, seconds), held=held)
+            resident = _made_cold(task, strategy, wait) if task.cold else None
+            epoch = replace(_epoch(task, strategy, number, wait, seconds), resident=resident)
             if number >= task.warmup:
                 epochs.append(epoch)
         peak = counters.peak_rss()
@@ -84,14 +84,14 @@ def _made_cold(task: Task, strategy: Strategy, wait: Callable[[], None]) -> floa
         if task.tier_folder is not None:
             drop_cached(p for p in task.tier_folder.rglob("*") if p.is_file())
     wait()
-    held = caches.held(task.drop)
+    resident = caches.resident(task.drop)
     wait()
     strategy.open()
     wait()
     if drops:
         drop_cached(task.drop)
     wait()
-    return held
+    return resident
 
 
 def _epoch(

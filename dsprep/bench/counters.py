@@ -25,7 +25,7 @@ class Counters:
     """Counts since the processes began; the difference of two is what happened between."""
 
     calls: int = 0  # read system calls
-    asked: int = 0  # bytes that they returned
+    requested: int = 0  # bytes that they returned
     device: int = 0  # bytes fetched from devices
     faults: int = 0  # major page faults
     switches: int = 0  # context switches, voluntary and not
@@ -61,8 +61,10 @@ def count() -> Counters:
             cpu=use.ru_utime + use.ru_stime,
         )
     if (module := sys.modules.get("dsprep.storage.objects.requests")) is not None:
-        asked = module.counters
-        total += Counters(calls=asked.requests, asked=asked.nbytes, device=asked.nbytes)
+        requested = module.counters
+        total += Counters(
+            calls=requested.requests, requested=requested.nbytes, device=requested.nbytes
+        )
     for pid in descendants(os.getpid()):
         total += _io(str(pid)) + _used(pid)
     return total
@@ -85,7 +87,7 @@ def _io(pid: str) -> Counters:
     )
     return Counters(
         calls=int(known.get("syscr", 0)),
-        asked=int(known.get("rchar", 0)),
+        requested=int(known.get("rchar", 0)),
         device=int(known.get("read_bytes", 0)),
     )
 

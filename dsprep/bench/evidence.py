@@ -22,22 +22,22 @@ DEVICE = "from the device"
 class Evidence:
     """Facts about one cold run, of all its processes together."""
 
-    held: float | None  # share of the files in the page cache before; None: it cannot be seen
+    resident: float | None  # share of the files in the page cache before; None: it cannot be seen
     device: int  # bytes that the kernel counted for the processes
-    least: int  # bytes that have to be fetched, 1 at least
+    needed: int  # bytes that have to be fetched, 1 at least
 
     @property
     def share(self) -> float:
         """Bytes that were counted, as a share of those that must be fetched."""
-        return self.device / self.least
+        return self.device / self.needed
 
     @property
     def problem(self) -> str:
         """The reason why the run was not cold; empty if there is none."""
-        if self.held is None or self.held <= HELD:
+        if self.resident is None or self.resident <= HELD:
             return ""
-        reason = f"not cold: the page cache still held {self.held:.0%} of the files"
-        if self.held < 1 - HELD:
+        reason = f"not cold: the page cache still held {self.resident:.0%} of the files"
+        if self.resident < 1 - HELD:
             return reason
         return f"{reason}; where files live in memory (tmpfs) nothing is cold (--warm)"
 
@@ -46,7 +46,7 @@ class Evidence:
         """The evidence, in a few words."""
         if self.share >= COLD:
             return DEVICE
-        dropped = "" if self.held is None else "pages dropped, "
+        dropped = "" if self.resident is None else "pages dropped, "
         return f"{dropped}{self.share:.0%} of the bytes {DEVICE}: a network mount, or warm"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -33,9 +32,8 @@ class LoopReport:
     first_batch_seconds: float  # until the first batch of an epoch had come, the median
     wait_p50_seconds: float  # percentiles of the waits for all other batches
     wait_p99_seconds: float
-    compute_seconds: float  # in the body of the loop, and of what it started on a GPU
+    compute_seconds: float  # in the body of the loop
     device_bytes: int  # read from devices while the loop ran; see `measure`
-    gpu_steps: int  # steps that were timed by events of CUDA, the others by the clock
 
     seconds: float  # of the loop: waiting and computing
     utilisation_percent: float  # AU: the share of the time in which the loop computed
@@ -56,7 +54,7 @@ class LoopReport:
         rows = {
             "steps": f"{self.steps:,} in {self.epochs:,} epoch{'s' * (self.epochs > 1)}",
             "exposed I/O": show_seconds(self.exposed_seconds),
-            "compute": show_seconds(self.compute_seconds) + " (GPU)" * bool(self.gpu_steps),
+            "compute": show_seconds(self.compute_seconds),
             "AU": f"{show_percent(self.utilisation_percent)} %",
             "first batch": show_seconds(self.first_batch_seconds),
             "wait": f"p50 {p50}, p99 {p99}",
@@ -91,8 +89,7 @@ class Steps(Generic[Item]):
         self._synchronize = synchronize
         self._firsts, self._waits = array("d"), array("d")  # for batches, in seconds
         self._ends = self._compute = 0.0  # seconds until epochs ended, and in the loops' bodies
-        self._device = self._gpu_steps = 0
-        self._marks: deque[tuple[Any, Any, Any]] = deque()  # CUDA events not yet read; see `_read`
+        self._device = 0
         self._final: LoopReport | None = None
 
     def __enter__(self) -> Self:
@@ -122,8 +119,6 @@ class Steps(Generic[Item]):
 
     def _timed(self, batches: Iterator[Item], before: int, opening: float) -> Iterator[Item]:
         now, waits, batch = self._clock, self._firsts, list[Item]()
-        cuda = _cuda() if self._synchronize else None
-        last: Any = None  # the event at the end of the step before
         try:
             clock = now() - opening
             while True:
@@ -132,45 +127,24 @@ class Steps(Generic[Item]):
                 except StopIteration:
                     break
                 got = now()
-                start = None if self._synchronize else _mark()
-                if start is None or last is None:
-                    waits.append(got - clock)
+                waits.append(got - clock)
                 waits = self._waits
                 try:
                     yield batch.pop()  # the loop alone holds it, and may free its memory
-                    if cuda is not None:
+                    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+                    if self._synchronize and cuda is not None and cuda.is_initialized():
                         cuda.synchronize()
                 finally:  # reached by `break` and exceptions, too
                     clock = now()
-                    if start is None:
-                        self._compute += clock - got
-                    else:
-                        self._marks.append((last, start, end := _mark()))
-                        last = end
-                        self._read(lambda event: bool(event.query()))
+                    self._compute += clock - got
             self._ends += now() - clock
         finally:
             self._device += max(0, count().device - before)
-
-    def _read(self, is_over: Callable[[Any], bool]) -> None:
-        """Read the events of CUDA that have happened: the end of a step, and both of the next one.
-
-        On the GPU, a step begins where it has come to the first thing that the body of the loop
-        starts, so what lies before that, after the end of the last step, is exposed: the GPU had
-        nothing to do.
-        """
-        while self._marks and is_over(self._marks[0][2]):
-            last, start, end = self._marks.popleft()
-            self._gpu_steps += 1
-            self._compute += start.elapsed_time(end) / 1000
-            if last is not None:
-                self._waits.append(last.elapsed_time(start) / 1000)
 
     def report(self) -> LoopReport:
         """Return what was measured: until now, or until the end of the ``with`` block."""
         if self._final is not None:
             return self._final
-        self._read(lambda event: event.synchronize() is None)
         steps, later = len(self._firsts) + len(self._waits), sum(self._waits) + self._ends
         samples = None if self._batch_size is None else steps * self._batch_size
         exposed = sum(self._firsts) + later
@@ -187,7 +161,6 @@ class Steps(Generic[Item]):
             wait_p99_seconds=float(p99),
             compute_seconds=self._compute,
             device_bytes=self._device,
-            gpu_steps=self._gpu_steps,
             seconds=exposed + self._compute,
             utilisation_percent=100 * self._compute / seconds,
             samples_per_second=None if samples is None else samples / seconds,
@@ -198,7 +171,7 @@ class Steps(Generic[Item]):
 
 
 def measure(
-    loader: Iterable[Item], *, batch_size: int | None = None, synchronize: bool = False
+    loader: Iterable[Item], *, batch_size: int | None = None, synchronize: bool = True
 ) -> Steps[Item]:
     """Time a training loop: how long it waits for batches, and how long it computes.
 
@@ -209,11 +182,8 @@ def measure(
     batch_size
         Samples per step, for samples/s; a shorter last batch counts as a full one.
     synchronize
-        Wait for CUDA at the end of each step, which may slow the loop, and time by the clock.
-        Without it, where torch has used CUDA, events in the current stream say when the GPU comes
-        to the begin and the end of each step: the work that a step starts counts as its own, and
-        as waiting what the GPU has nothing to do. They are read once they have happened, the last
-        ones by the report. Neither does anything where torch was not imported or has no CUDA.
+        Wait for the GPU at the end of each step, where torch has used CUDA: what a step has started
+        there counts as its own. False: only what the program itself waits for is timed.
 
     Returns
     -------
@@ -247,19 +217,3 @@ def measure(
     if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
         raise TypeError(f"{type(loader).__name__} cannot be iterated over")
     return Steps(loader, batch_size, synchronize)
-
-
-def _cuda() -> Any:
-    """Return torch's CUDA module if the program has imported it and there is a device."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    return cuda if cuda is not None and cuda.is_available() else None
-
-
-def _mark() -> Any:
-    """Return an event that CUDA notes now in its current stream; None if it was not used."""
-    cuda = _cuda()
-    if cuda is None or not cuda.is_initialized():
-        return None
-    event = cuda.Event(enable_timing=True)
-    event.record()
-    return event

@@ -61,7 +61,7 @@ ALONE = "pread-limit without steps"
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What will be run, decided before anything is written."""
+    """The runs to make, decided before anything is written."""
 
     names: tuple[str, ...]  # the strategies, the limit first
     swept: str  # the detail that is swept; empty: none
@@ -113,17 +113,17 @@ def plan_read(
     if settings.storage is not None:  # the data come from memory, and wait for nothing else
         settings = replace(settings, cold=False)
     swept, points = sweeping.points(settings, sweeps)
-    first, found = find_files(list(data))[0][0]
-    suitable, requested = usual(found.name, isinstance(first, StorePath)), tuple(strategies)
+    first, format = find_files(list(data))[0][0]
+    suitable, requested = usual(format.name, isinstance(first, StorePath)), tuple(strategies)
     if (baseline := settings.baseline) is not None:
         strategies = (*(strategies or suitable), baseline)
     names = chosen(strategies or suitable, settings, swept)
     notes = [LEFT_OUT] if isinstance(first, StorePath) and not requested else []
     for _, one in points:
         _check(one, names, swept)
-    nbytes, most = _limits(settings, limit)
-    if most is not None:
-        notes.append(f"the first {most:,} samples are read at most; --limit all reads them")
+    nbytes, max_samples = _limits(settings, limit)
+    if max_samples is not None:
+        notes.append(f"the first {max_samples:,} samples are read at most; --limit all reads them")
     needed = dict.fromkeys(find(name).container for name in names if not find(name).missing)
     plans = list[scratch.Preparation]()
     for _, one in points:
@@ -134,7 +134,7 @@ def plan_read(
             folder=folder,
             into=plans[0].folder if plans else None,
             limit=nbytes,
-            most=most,
+            max_samples=max_samples,
             buffer_size=one.buffer_size,
         )
         plans.append(plan)
@@ -356,8 +356,8 @@ def _measured(
     runs: dict[tuple[int, str], list[list[Result] | Failure]] = {key: [] for key, _ in queue}
     repeats = work.points[0][1].repeat
     for number in range(repeats * len(queue)):
-        turn, place = divmod(number, len(queue))
-        key, task = queue[(turn + place) % len(queue)]
+        turn, number_in_turn = divmod(number, len(queue))
+        key, task = queue[(turn + number_in_turn) % len(queue)]
         progress(number, repeats * len(queue), f"{key[1]} {work.points[key[0]][0]}".strip())
         if not any(isinstance(r, Failure) for r in runs[key]):  # it would fail again
             runs[key].append(runner(task))

@@ -66,7 +66,7 @@ class Form:
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """What will be prepared; nothing has been written yet."""
+    """The forms that will be prepared; nothing has been written yet."""
 
     data: tuple[str | Path, ...]  # the dataset, as it was named
     reading: OpenOptions  # how it is read
@@ -98,7 +98,7 @@ class Preparation:
 
     @property
     def is_stored(self) -> bool:
-        """Whether groups are read from an object store, and not from a copy of them here."""
+        """True if groups are read from an object store, and not from a copy of them here."""
         return isinstance(self.files[0], StorePath) and "groups" in self.not_copied
 
     @property
@@ -124,7 +124,7 @@ def plan(
     folder: Path | None = None,
     into: Path | None = None,
     limit: int | None = None,
-    most: int | None = None,
+    max_samples: int | None = None,
     buffer_size: str | int | None = None,
 ) -> Preparation:
     """Decide what has to be written so that every form can be read.
@@ -139,7 +139,7 @@ def plan(
         Where the temporary folder is made; None: beside the dataset.
     into
         The temporary folder of another plan, whose forms are shared where they are the same.
-    limit, most
+    limit, max_samples
         Take the first samples, as many as have so many bytes of values, at least one; and so many
         samples at most. None: all.
     buffer_size
@@ -165,7 +165,7 @@ def plan(
         ragged, fixed = source.schema.ragged, source.schema.fixed_nbytes
         mean = probe_nbytes(source, 0, count) if ragged else fixed
         samples = count if limit is None else min(count, max(1, limit // max(1, mean)))
-        samples = samples if most is None else min(samples, max(1, most))
+        samples = samples if max_samples is None else min(samples, max(1, max_samples))
         grouped = _group_nbytes(source)
         buffer, text = _buffer(buffer_size, mean, samples * mean, grouped)
         facts = Preparation(

@@ -98,7 +98,7 @@ def _measures(task: Task, ranks: Sequence[Epoch], expected: Sums) -> dict[str, f
         "samples_per_second": sum(e.samples for e in ranks) / seconds,
         "gb_per_second": expected.nbytes * _times(task) / seconds / 1e9,
         "read_calls": float(sum(e.counters.calls for e in ranks)),
-        "asked_bytes": float(sum(e.counters.asked for e in ranks)),
+        "asked_bytes": float(sum(e.counters.requested for e in ranks)),
         "major_faults": float(sum(e.counters.faults for e in ranks)),
         "context_switches": float(sum(e.counters.switches for e in ranks)),
         "cpu_seconds": sum(e.counters.cpu for e in ranks),
@@ -147,7 +147,7 @@ def _problems(task: Task, run: Sequence[Result], expected: Sums) -> list[str]:
 def _evidence(task: Task, ranks: Sequence[Epoch], expected: Sums) -> Evidence:
     """Return what shows whether an epoch was cold."""
     device = sum(e.counters.device for e in ranks)
-    return Evidence(largest([e.held for e in ranks]), device, _least(task, expected))
+    return Evidence(largest([e.resident for e in ranks]), device, _least(task, expected))
 
 
 def _notes(

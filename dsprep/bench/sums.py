@@ -26,7 +26,7 @@ PIECE = 8 << 20
 
 @dataclass(frozen=True)
 class Sums:
-    """What samples add up to."""
+    """The sums over samples."""
 
     samples: int = 0  # how many
     full: int = 0  # see the module

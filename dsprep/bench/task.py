@@ -130,7 +130,7 @@ class Epoch:
     skew: float  # seconds that this rank waited for others at the end of steps
     counters: Counters  # what the kernel counted
     excess: bool = False  # whether there were more batches than steps
-    held: float | None = None  # share of the files in the page cache before; None: unknown
+    resident: float | None = None  # share of the files in the page cache before; None: unknown
     drawn: Drawn | None = None  # where tiers of storage are measured
 
     @property
@@ -141,7 +141,7 @@ class Epoch:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What one rank did in one run of a strategy."""
+    """The measures of one rank in one run of a strategy."""
 
     epochs: tuple[Epoch, ...]  # those that were measured
     peak_rss: int  # bytes of memory of its processes at their peaks
@@ -151,6 +151,6 @@ class Result:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run gave no result."""
+    """The reason why a run gave no result."""
 
     reason: str

@@ -19,7 +19,7 @@ LARGEST = 64 << 20
 
 @dataclass(frozen=True)
 class Kind:
-    """What a measure is, and how tables show it."""
+    """The meaning of a measure, and its column in tables."""
 
     unit: str  # in which it is given; "1" for counts
     words: str  # what it says
@@ -100,7 +100,7 @@ class Row:
 
     @property
     def failure(self) -> str:
-        """Why it has no numbers; empty if it has."""
+        """The reason why it has no numbers; empty if it has."""
         if self.problems or not self.measures:
             return "; ".join(self.problems) or "not measured"
         return ""

@@ -72,12 +72,12 @@ def _table(report: BenchReport, rows: Sequence[Row], shown: Sequence[str]) -> st
     """Return the rows as on the terminal, each with a bar for its rate."""
     heads = "".join(f'<th scope="col">{text(MEASURES[name].heading)}</th>' for name in shown)
     first = text(report.swept or "strategy")
-    most = max((row.median(RATE) or 0.0 for row in report.rows), default=0.0)
+    fastest = max((row.median(RATE) or 0.0 for row in report.rows), default=0.0)
     lines = [f'<tr><th scope="col">{first}</th><th scope="col"></th>{heads}</tr>']
     for row in rows:
         cells = f'<td colspan="{len(shown) + 1}">{text(row.failure)}</td>'
         if not row.failure:
-            share = min(1.0, max(0.0, (row.median(RATE) or 0.0) / most)) if most > 0 else 0.0
+            share = min(1.0, max(0.0, (row.median(RATE) or 0.0) / fastest)) if fastest > 0 else 0.0
             bar = f'<rect width="{120 * share:.1f}" height="10"/>'
             values = (text(show(name, row.measures.get(name))) for name in shown)
             cells = f'<td><svg width="120" height="10">{bar}</svg></td>' + "".join(

@@ -63,7 +63,7 @@ WRITING, COMPARING, SPREADING, STREAMING, REST = 0.25, 0.03, 0.08, 0.35, 0.03
 
 @dataclass(frozen=True, kw_only=True)
 class StoragePlan:
-    """What will be measured; nothing has been written yet."""
+    """The measurements to make; nothing has been written yet."""
 
     scratch: Path  # where files are written, and which is removed in the end
     nbytes: int  # of the large file of each worker
@@ -245,8 +245,8 @@ class _Measuring:
         workers = min(streams, self.plan.workers)
         results = self.phase(worker.read, share, workers, streams, transfer=size, **job)
         device = sum(one.device for one in results)
-        least = size * sum(len(one.times) for one in results)
-        self.evidence.append(Evidence(largest([one.held for one in results]), device, least))
+        needed = size * sum(len(one.times) for one in results)
+        self.evidence.append(Evidence(largest([one.resident for one in results]), device, needed))
         self.nodes = max(self.nodes, len({one.node for one in results}))
         return results
 
@@ -258,8 +258,8 @@ class _Measuring:
         plan, threads = self.plan, threads_by_rule(cores_of(RankInfo(0, 1, 0, 1, "")))
         limit = plan.seconds * STREAMING / len(plan.streams) / FEWEST
         share = self.nbytes * plan.workers // (FEWEST * plan.streams[-1])
-        most = min(BUFFER // threads, share, int(SPREAD * limit / seconds))
-        return max(SPREAD, most // SPREAD * SPREAD)
+        largest_part = min(BUFFER // threads, share, int(SPREAD * limit / seconds))
+        return max(SPREAD, largest_part // SPREAD * SPREAD)
 
     def totals(self, part: int) -> tuple[tuple[tuple[int, float], ...], float | None]:
         """Return the bytes per second of each number of streams: medians of rounds, in turn.

@@ -43,7 +43,7 @@ now = time.perf_counter
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a worker does in one phase."""
+    """The work of a worker in one phase."""
 
     folder: Path  # of one worker: its large file, and the small ones
     seconds: float  # after which nothing more is begun
@@ -56,13 +56,13 @@ class Job:
 
 
 class Done(NamedTuple):
-    """What a worker did in one phase."""
+    """The times of a worker in one phase."""
 
     times: Sequence[float]  # seconds of each call
     per_second: float  # calls, of all threads
     late: float  # seconds that it began after the others
     device: int = 0  # bytes that the kernel counted
-    held: float | None = None  # share of the file in the page cache before; None: unknown
+    resident: float | None = None  # share of the file in the page cache before; None: unknown
     node: str = ""  # the name of the machine
 
 
@@ -101,7 +101,7 @@ def read(job: Job) -> Done:
     """
     path, count = job.folder / "data", job.nbytes // job.transfer
     drop_cached([path])
-    held = caches.held([path])
+    resident = caches.resident([path])
     parts = np.random.default_rng(0).permutation(count) if job.random else np.arange(count)
     file, engine = open_file(path), make(job.engine)
     engine.prepare(file)
@@ -116,7 +116,7 @@ def read(job: Job) -> Done:
     device = fetched()
     readers = [reader(number) for number in range(job.streams)]
     done = timed(readers, (parts[:READS] * job.transfer).tolist(), job)
-    return done._replace(device=fetched() - device, held=held, node=platform.node())
+    return done._replace(device=fetched() - device, resident=resident, node=platform.node())
 
 
 def open_files(job: Job) -> Done:

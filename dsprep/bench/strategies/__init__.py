@@ -41,7 +41,7 @@ class Entry:
 
     @property
     def missing(self) -> str:
-        """Which packages are missing, and how to install them; empty if none is."""
+        """The packages that are missing, and how to install them; empty if none is."""
         names = [p for p in self.packages if find_spec(p) is None]
         return f"not installed: pip install {' '.join(names)}" if names else ""
 

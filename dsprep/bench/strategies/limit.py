@@ -104,8 +104,8 @@ def open_limit(task: Task, resources: ExitStack) -> Way:
         for at in range(0, len(into), step):
             part = into[at : at + step]
             if engine.name == "direct":
-                places = np.array([[part.ctypes.data, len(part)]], np.int64)
-                engine.read_runs(file, one_range(start + at, places))
+                iovecs = np.array([[part.ctypes.data, len(part)]], np.int64)
+                engine.read_runs(file, one_range(start + at, iovecs))
             else:
                 file.pread_into(part, start + at)
             delay(len(part), 1)

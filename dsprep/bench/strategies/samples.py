@@ -50,12 +50,12 @@ class Stored:
 
     def sample(self, index: int) -> Array:
         """Return a sample's value, as the schema says; 1-D uint8 for `bytes` and `str`."""
-        place: int | slice = index
+        selection: int | slice = index
         shape: tuple[int, ...] = self.field.inner
         if self.field.ragged:
             first, count = int(self._first[index]), int(self._count[index])
-            place, shape = slice(first, first + count), (count, *shape)
-        rows = np.asarray(self.values[place], self.values.dtype)  # a lone string loses its NULs
+            selection, shape = slice(first, first + count), (count, *shape)
+        rows = np.asarray(self.values[selection], self.values.dtype)  # a lone string loses its NULs
         self._delay(rows.nbytes, 1)
         return as_field(rows, self.field, shape)
 

@@ -51,7 +51,7 @@ class Samples:
 
 
 def known(dtype: DType) -> bool:
-    """Whether torch has this dtype."""
+    """Return whether torch has this dtype."""
     import torch
 
     try:

@@ -52,7 +52,7 @@ as many as are read by one large read."""
 
 @dataclass(frozen=True)
 class Assignment:
-    """How records are assigned to ranks, and ranks to those that read for them."""
+    """The assignment of records to ranks, and of ranks to those that read for them."""
 
     samples: int  # records, numbered in the order of their keys
     ranks: int  # of the run
