@@ -21,7 +21,6 @@ from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage import nodes
 from dsprep.storage.identity import Identity
 from dsprep.storage.nodes import wait_for
-from dsprep.storage.trees import data_files
 from dsprep.writing import staging
 
 FORMATS = sorted(SUFFIX)
@@ -94,15 +93,6 @@ def test_a_sidecar_holds_for_copies(way, format, tmp_path):
     dsprep.provenance(path, checksums=True)
     WAYS[way](tmp_path / "one", tmp_path / "two")
     assert_used(tmp_path / "two" / path.name)
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_sidecar_holds_where_times_are_cut(format, tmp_path):
-    """As after a remount, when the client has forgotten what it had not yet cut."""
-    (path,) = made(format, tmp_path / "one", 1, 1, beside=True)
-    for file in data_files(path):
-        os.utime(file, (file.stat().st_mtime_ns // 10**9,) * 2)
-    assert_used(path)
 
 
 # --- what is found again -------------------------------------------------------------------------

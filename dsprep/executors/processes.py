@@ -21,6 +21,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from dsprep.errors import DsprepError, describe
+from dsprep.storage.libc import c_function
 
 PR_SET_PDEATHSIG = 1
 
@@ -125,6 +126,6 @@ def end_with_parent() -> None:
     It would write on while the command is already repeated. Where the C library has no such call,
     it lives on until its work is done.
     """
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    prctl = c_function("prctl", ctypes.c_int)
     if prctl is not None:
         prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

@@ -48,7 +48,7 @@ from dsprep.writing.buffers import (
     within,
 )
 from dsprep.writing.job import Job, Report, RunOptions, admit, job_of
-from dsprep.writing.plan import PIECE_NBYTES, stem_of
+from dsprep.writing.plan import pieces, stem_of
 from dsprep.writing.run import make
 from dsprep.writing.shuffle import ShuffledSource
 from dsprep.writing.split import assign, group_labels, parse_split
@@ -362,20 +362,13 @@ def all_rows(source: Source) -> dict[str, Ints]:
     if all(rows is not None for rows in known.values()):
         return {name: rows for name, rows in known.items() if rows is not None}
     parts: dict[str, list[Ints]] = {name: [np.zeros(0, np.int64)] for name in names}
-    step = _step(source) if names else max(1, len(source))
-    for at in range(0, len(source), step) if names else ():
-        batch = source.read(at, min(len(source), at + step))
+    for start, stop in pieces(source) if names else ():
+        batch = source.read(start, stop)
         for name in names:
             column = batch[name]
             assert isinstance(column, Ragged)  # the schema says so
             parts[name].append(column.lengths.copy())
     return {name: np.concatenate(p) for name, p in parts.items()}
-
-
-def _step(source: Source) -> int:
-    """Return how many samples make up about 8 MiB."""
-    sizes = source.sizes(0, min(64, len(source)))
-    return max(1, PIECE_NBYTES // max(1, int(sizes.max(initial=1)))) if sizes is not None else 16
 
 
 def _plan_part(
