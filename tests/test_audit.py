@@ -179,11 +179,6 @@ def test_wrong_mini_epochs_are_found(root, monkeypatch, wrong, more, where, told
     assert told in said[min(where)]
 
 
-def test_an_empty_mini_epoch_is_found(root, monkeypatch):
-    said = wrong_parts(root, monkeypatch, lambda which, g: g[: -which.part % 4 * len(g)])
-    assert said[0, 0, 0] == "the mini-epoch has no group"
-
-
 def test_parts_that_are_not_fixed_are_found(root, monkeypatch):
     real = MiniEpochs.groups
 
@@ -210,14 +205,6 @@ def test_a_sample_of_another_mini_epoch_is_found(root, monkeypatch):
     said = found.epochs[0].problems
     assert "samples of other mini-epochs: 1" in said
     assert "samples that never come: 1, not 0" in said
-
-
-def test_a_mini_epoch_without_a_step_is_found(root):
-    found = dsprep.audit(root / "grouped.h5", 1, 125, mini_epochs=8, remainder="drop")
-    assert {e.problems for e in found.epochs if not e.runs[0].steps} == {
-        ("not one full batch for every rank: no sample comes",)
-    }
-    assert not found.kept
 
 
 # --- broken promises: each is found --------------------------------------------------------------
@@ -307,16 +294,6 @@ def test_impossible_arguments(root, monkeypatch):
             dsprep.audit(root / "plain.h5", **{"ranks": 2, "batch_size": 4, **options})
     with pytest.raises(MissingError, match=r"dsprep provenance .*bare\.h5"):
         dsprep.audit(root / "bare.h5", 1, 1)
-
-
-def test_no_samples(tmp_path):
-    with h5py.File(tmp_path / "none.h5", "w") as file:
-        file["x"] = np.zeros((0, 3))
-    dsprep.provenance(tmp_path / "none.h5")
-    for remainder in REMAINDERS:
-        found = dsprep.audit(tmp_path / "none.h5", 3, 4, remainder=remainder)
-        assert found.kept
-        assert found.epochs[0].runs[0].steps == 0
 
 
 def test_memory_and_progress(tmp_path):

@@ -159,16 +159,7 @@ def test_chunks_that_hdf5_did_not_store_are_filled(tmp_path):
     assert sum(isinstance(r, list) for r in references(path).values()) == 1
 
 
-@pytest.mark.parametrize(("count", "chunk"), [(61, 61), (2 << 10, 1 << 10), (1031, 1)])
-def test_contiguous_samples_are_in_chunks_that_divide_them(count, chunk, tmp_path):
-    x = np.arange(count * 4096, dtype="u4").reshape(count, 4096)
-    (path,) = export(hdf5(tmp_path / "a.h5", x), "kerchunk")
-    found = group(path)["x"]
-    assert found.chunks == (chunk, 4096)
-    assert np.array_equal(found[...], x)
-
-
-@pytest.mark.parametrize("sizes", [(6, 6, 6), (6, 4, 3), (5, 3, 7), (1, 0, 2)])
+@pytest.mark.parametrize("sizes", [(6, 4, 3), (5, 0, 7)])
 @pytest.mark.parametrize("format", SUFFIXES)
 def test_chunks_are_counted_through_several_files(format, sizes, tmp_path):
     batch = random_batch(PLAIN, sum(sizes))
@@ -199,7 +190,7 @@ def test_filtered_files_that_end_within_a_chunk_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize(("version", "shard"), [(2, None), (3, 0), (3, 14)])
-@pytest.mark.parametrize("codec", ["gzip", "zstd", "blosc", None])
+@pytest.mark.parametrize("codec", ["zstd", "blosc", None])
 def test_zarr_reads_zarr(codec, version, shard, tmp_path):
     x = np.arange(30 * 8, dtype="<i2").reshape(30, 8)
     schema = Schema((Field("x", x.dtype, (8,)),))
@@ -249,17 +240,6 @@ def test_a_dataset_that_moved_is_found_by_its_template(tmp_path, monkeypatch):
     Path("old").rename("new")
     found = group(tmp_path / "new" / path.name, template_overrides={"d": f"{tmp_path}/new/"})
     assert np.array_equal(found["x"][...], x)
-
-
-def test_filters_left_out_of_some_chunks(tmp_path):
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        x = file.create_dataset("x", (4, 4), "f4", chunks=(2, 4), compression=1)
-        x.id.write_direct_chunk((0, 0), bytes(32), filter_mask=1)
-        x[2:] = 1
-        file["y"] = np.zeros((4, 5))
-    notes: list[str] = []
-    export(described(tmp_path / "a.h5"), "kerchunk", notes=notes)
-    assert notes == ["left out field x: filters were left out of some of its chunks"]
 
 
 def test_too_many_chunks_are_refused(tmp_path, monkeypatch):

@@ -151,14 +151,6 @@ def test_other_apis_take_lists_and_the_same_subset(folder, tmp_path):
     dsprep.repack(some, tmp_path / "out.h5", subset=subset, buffer_size="4")
     assert values(dsprep.Reader(tmp_path / "out.h5", 4, shuffle="none")) == want
     assert "kept" in cli("audit", *some, "-P", 2, "-M", 4, "--subset", subset, "--json").out
-    torch = pytest.importorskip("torch")
-    from dsprep.torch import Batches, Samples
-
-    assert values(Batches(some, 4, subset=subset, shuffle="none")) == want
-    samples = Samples(some, subset=subset)
-    assert [int(samples[i]["x"]) for i in range(len(samples))] == want
-    loader = torch.utils.data.DataLoader(samples, 4, num_workers=1, multiprocessing_context="spawn")
-    assert values(loader) == want
 
 
 # --- caches and states -----------------------------------------------------------------------
@@ -289,24 +281,6 @@ def test_two_ranks_have_one_sidecar(tmp_path):
     assert results[0][2] == results[1][2] == (True, (tmp_path / "d.dsprep.json").read_bytes())
     assert results[1][3] == 0  # the notes are those of rank 0
     assert [p.name for p in tmp_path.iterdir() if ".tmp" in p.name] == []
-
-
-def test_a_sidecar_that_appears_while_files_are_looked_at(folder, tmp_path, monkeypatch):
-    made, looked = dsprep.provenance(tmp_path / "d", write=False), []
-    beside = spec.beside
-
-    def slowly(path):
-        found = beside(path)
-        if path == folder[1]:  # the first file has been looked at, and its directory
-            made.save(durable=False)
-            looked.append(path)
-        return found
-
-    monkeypatch.setattr(spec, "beside", slowly)
-    with data.open_data(tmp_path / "d", note=False) as opened:
-        assert looked
-        assert opened.kept
-        assert len(opened) == 40
 
 
 def test_a_sidecar_whose_companion_is_there_first(folder, tmp_path, monkeypatch):

