@@ -255,6 +255,8 @@ def test_a_sidecar_names_the_version(server, dataset):
     with Sidecar.open("s3://b/d/x.npy") as sidecar, pytest.raises(ChangedError, match="provenance"):
         sidecar.read([3])
     objects.ObjectStore.forget(paths.as_path("s3://b/d/x.npy").store, "b/d/x.npy")
+    with dsprep.open("s3://b/d/x.npy") as source, pytest.raises(StaleError, match="ETag"):
+        dsprep.inspect(source)
     dsprep.provenance("s3://b/d/x.npy")
     with Sidecar.open("s3://b/d/x.npy") as sidecar:
         assert np.array_equal(sidecar.read([3])["x"], np.load(dataset)[[3]])

@@ -79,17 +79,17 @@ def inspect(
         return
     with source:
         inspection = look(source, reading.memory)
-        found = _stats(source, subset, workers, reading.memory, not json) if stats else {}
+        statistics = _stats(source, subset, workers, reading.memory, not json) if stats else {}
         if json:
             content = inspection.to_json()
             content["head"] = [
                 _plain(sample) for sample in first_samples(source, head, reading.memory)
             ]
             if stats:
-                content["stats"] = {name: each.to_json() for name, each in found.items()}
+                content["stats"] = {name: each.to_json() for name, each in statistics.items()}
             print_json(content)
             return
-        _print(inspection, found)
+        _print(inspection, statistics)
         for i, sample in enumerate(first_samples(source, head, reading.memory)):
             say("", f"sample {i}")
             print_rows([(f"  {name}", text) for name, text in _plain(sample).items()])
@@ -123,11 +123,11 @@ def _print(inspection: Inspection, stats: Mapping[str, FieldStats]) -> None:
     files, stored, looked = inspection.files, inspection.stored_files, inspection.looked_into
     within = f" in {files:,} director{'y' if files == 1 else 'ies'}" * (stored != files)
     about = "" if looked == files else "about "
-    seen = f", of which {looked:,} were looked into" if about else ""
+    share = f", of which {looked:,} were looked into" if about else ""
     rows = [
         ("dataset", inspection.path),
         ("format", inspection.version),
-        ("files", f"{stored:,}{within}{seen}"),
+        ("files", f"{stored:,}{within}{share}"),
         ("samples", f"{about}{inspection.samples:,}"),
         ("values", f"{about}{show_nbytes(inspection.payload)}"),
         ("on disk", f"{about}{show_nbytes(inspection.stored_nbytes)}"),
@@ -189,8 +189,8 @@ def _rows(stats: FieldStats) -> list[tuple[str, str]]:
     if stats.nans or stats.infinities:
         rows.append(("left out", f"{stats.nans:,} NaNs, {stats.infinities:,} infinities"))
     if stats.lengths is not None:
-        least, mean, most = stats.lengths
-        rows.append(("lengths", f"{least:,} to {most:,}, mean {mean:,.1f}"))
+        shortest, mean, longest = stats.lengths
+        rows.append(("lengths", f"{shortest:,} to {longest:,}, mean {mean:,.1f}"))
     if stats.classes:
         some = [f"{name} {n:,}" for name, n in [*stats.classes.items()][:10]]
         more = ", ..." if len(stats.classes) > len(some) else ""

@@ -97,10 +97,10 @@ def _records_json(records: Records, count: int, tables: Tables) -> dict[str, Any
 def _column_json(column: Column, count: int, tables: Tables) -> dict[str, Any]:
     grid, json = column.grid, dict[str, Any]()
     if grid is not None:
-        whole = column.first is None and grid.shape[0] == count * column.lines
+        is_complete = column.first is None and grid.shape[0] == count * column.lines
         json = _blocks_json(grid.blocks, tables) | _encoded(
             tables,
-            rows=None if whole else grid.shape[0],
+            rows=None if is_complete else grid.shape[0],
             inner=grid.shape[1:],
             itemsize=grid.itemsize,
             chunk=None if grid.chunk == grid.shape else grid.chunk,

@@ -22,7 +22,7 @@ SHORT = 1 << 15
 """Steps up to which a replay is taken: they cost a fraction of a second when it is first used."""
 
 _FRAMES = ((0, 1), (16, 1))
-"""What may be between records: nothing; the header and CRCs of a TFRecord."""
+"""Bytes between records, and their alignment: nothing; the header and CRCs of a TFRecord."""
 
 
 def fit(layout: FileLayout) -> FileLayout:

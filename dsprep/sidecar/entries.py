@@ -121,7 +121,7 @@ class FileColumns(Sequence[FileEntry]):
 
     def __init__(self, described: Mapping[str, Any], block: Bytes, where: object = None) -> None:
         self.described, self.block, self._where = described, block, where
-        self._count = _whole(described["count"])
+        self._count = _count_of(described["count"])
         self._numbers: dict[str, Array] = {}
         columns = described["columns"]
         self._paths = self._texts(columns["path"])
@@ -145,13 +145,13 @@ class FileColumns(Sequence[FileEntry]):
         ValueError, TypeError, KeyError
             If it is damaged, or another sidecar's.
         """
-        at, nbytes = _whole(described["at"]), _whole(described["nbytes"])
-        found = hashlib.blake2b(digest_size=8)
+        at, nbytes = _count_of(described["at"]), _count_of(described["nbytes"])
+        state = hashlib.blake2b(digest_size=8)
         with closing(open_file(path)) as file:
             if at + nbytes == file.nbytes:  # read, not mapped: such pages are not this process's
                 for begin in range(at, at + nbytes, _STEP):
-                    found.update(file.pread_exact(min(_STEP, at + nbytes - begin), begin))
-            if found.hexdigest() != described["blake2b"]:
+                    state.update(file.pread_exact(min(_STEP, at + nbytes - begin), begin))
+            if state.hexdigest() != described["blake2b"]:
                 raise ValueError(f"the companion {path.name} is of another sidecar")
             if file.fd < 0:
                 return cls(described, np.frombuffer(file.pread_exact(nbytes, at), np.uint8), path)
@@ -220,14 +220,14 @@ class FileColumns(Sequence[FileEntry]):
         return lambda number: int(numbers[number])
 
     def _array(self, column: Mapping[str, Any]) -> Array:
-        at, width = _whole(column["at"]), _whole(column["width"])
+        at, width = _count_of(column["at"]), _count_of(column["width"])
         if width not in (1, 2, 4, 8) or at + width * self._count > len(self.block):
             raise ValueError("a column of files is not in the companion")
         return self.block[at : at + width * self._count].view(f"<u{width}")
 
     def _texts(self, column: Mapping[str, Any]) -> tuple[Array, Bytes]:
         """Return where each text ends, and all of them."""
-        ends, nbytes = self._array(column), _whole(column["nbytes"])
+        ends, nbytes = self._array(column), _count_of(column["nbytes"])
         texts = self.block[column["at"] + ends.nbytes :][:nbytes]
         if bool((ends[1:] < ends[:-1]).any()) or ends.max(initial=0) > len(texts):
             raise ValueError("a column of texts is not in the companion")
@@ -238,7 +238,7 @@ def _text(ends: Array, texts: Bytes, i: int) -> bytes:
     return texts[int(ends[i - 1]) if i else 0 : int(ends[i])].tobytes()
 
 
-def _whole(number: Any) -> int:
+def _count_of(number: Any) -> int:
     if type(number) is not int or not 0 <= number < MAX_SAMPLES:
         raise TypeError(f"{str(number)[:40]!r} is not a number of files or bytes")
     return number
@@ -263,8 +263,8 @@ def encode(files: Sequence[FileEntry]) -> tuple[dict[str, Any], bytes]:
     block, columns = bytearray(), dict[str, Any]()
 
     def put(numbers: Array, texts: bytes = b"") -> dict[str, int]:
-        most = int(numbers.max())
-        width = next(w for w in (1, 2, 4, 8) if most < 1 << 8 * w)
+        largest = int(numbers.max())
+        width = next(w for w in (1, 2, 4, 8) if largest < 1 << 8 * w)
         block.extend(bytes(-len(block) % 8))
         column = {"at": len(block), "width": width}
         block.extend(numbers.astype(f"<u{width}").tobytes())

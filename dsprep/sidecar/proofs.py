@@ -51,7 +51,7 @@ WORDS: Mapping[Kind, str] = {
     "member": "CRC-32 of its ZIP member",
     "block": "CRC-32C of its 16 MiB block",
 }
-"""What is compared, for a person."""
+"""Each kind of checksum, for a person."""
 
 PROVING = frozenset({"zlib", "gzip", "deflate", "bz2", "fletcher32", "crc32c"})
 """Filters that compare a checksum whenever a chunk is decoded."""
@@ -98,7 +98,7 @@ def outside(layout: FileLayout) -> tuple[str, ...]:
 def _inside(
     layout: FileLayout, groups: Groups, name: str, first: Ints, edges: Ints, nonempty: Ints
 ) -> bool:
-    """Whether the first and the last sample of every group are in its range."""
+    """Return whether the first and the last sample of every group are in its range."""
     low = groups.blocks.offsets.span(0, groups.blocks.count)
     high = low + groups.blocks.lengths.span(0, groups.blocks.count)
     per = groups.files or groups.blocks.count
@@ -355,7 +355,7 @@ class Proofs:
                     self._proved.add((number, kind, i))
 
     def has_members(self, number: int) -> bool:
-        """Whether a file keeps the checksums of its members, none of which takes long to read."""
+        """Return whether a file has checksums of its members, none of which takes long to read."""
         members = stored_members(self._sidecar.root(number))
         return members is not None and int(members.nbytes.max(initial=0)) <= SMALL_MEMBER
 

@@ -73,16 +73,16 @@ class MissingError(DsprepError, FileNotFoundError):
 
 
 def changes(
-    content: Content, dataset: Path, which: Literal["all", "unnamed", "alone"] = "all"
+    content: Content, dataset: Path, scope: Literal["all", "unnamed", "alone"] = "all"
 ) -> list[str]:
     """Return how the files differ from what a sidecar says, one clause each.
 
     Parameters
     ----------
-    which
-        Which files to look at: ``"all"``; of at most `CHECKED`, spread evenly, ``"unnamed"`` ones:
-        not objects whose version is recorded, since reading names it; or, of these, ``"alone"``:
-        not directories of many files.
+    scope
+        The files that are looked at: ``"all"``; of at most `CHECKED`, spread evenly, ``"unnamed"``
+        ones: not objects whose version is recorded, since reading names it; or, of these,
+        ``"alone"``: not directories of many files.
 
     Raises
     ------
@@ -91,13 +91,13 @@ def changes(
     """
     files, lines = content.files, []
     chosen: Iterable[int] = range(len(files))
-    if which != "all" and len(files) > CHECKED:
+    if scope != "all" and len(files) > CHECKED:
         chosen = np.unique(np.linspace(0, len(files) - 1, CHECKED).astype(int)).tolist()
     facts = formats.load(content.format).facts
     for i in chosen:
         file, recorded = dataset / files[i].path, files[i].identity
         named = recorded.is_object and isinstance(file, StorePath)
-        if (named and which != "all") or (which == "alone" and recorded.files > 1):
+        if (named and scope != "all") or (scope == "alone" and recorded.files > 1):
             continue
         if how := recorded.changed(file, facts):
             lines.append(f"{file.name}: {how}")
@@ -324,6 +324,13 @@ class Sidecar:
             raise self._stale(changed[0])
         self.expect()
 
+    def check_objects(self) -> None:
+        """Raise `StaleError` if objects, some of very many, are not the versions recorded."""
+        if isinstance(self.dataset, StorePath):
+            files = self.content.files[:CHECKED]
+            if changed := changes(replace(self.content, files=files), self.dataset):
+                raise self._stale(changed[0])
+
     def expect(self) -> None:
         """Expect every file that is opened from here on to be what is recorded of it."""
         self._files.expects = True
@@ -340,8 +347,8 @@ class Sidecar:
 
     def layouts(self) -> Iterator[tuple[FileLayout, int]]:
         """Yield the layouts of files, and how many files have each, as many samples each."""
-        which = np.stack([entries.numbers(self.content.files, "layout"), self.content.counts])
-        _, first, files = np.unique(which, axis=1, return_index=True, return_counts=True)
+        kinds = np.stack([entries.numbers(self.content.files, "layout"), self.content.counts])
+        _, first, files = np.unique(kinds, axis=1, return_index=True, return_counts=True)
         for i in np.argsort(first).tolist():
             yield self.layout(int(first[i])), int(files[i])
 

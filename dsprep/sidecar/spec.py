@@ -126,7 +126,7 @@ MAX_NBYTES = 256 << 20
 MAX_FILES = 1 << 20
 """Files that a sidecar lists at most."""
 _MAX_COUNTS = ((b'"path"', MAX_FILES), (b"{", 4 << 20), (b"[", 4 << 20), (b",", 12 << 20))
-"""How often a sidecar may contain each text: parsed values take far more memory than their text."""
+"""Limits on each text in a sidecar: parsed values take far more memory than their text."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Content:
 
     @property
     def has_companion(self) -> bool:
-        """Whether some of it is in a companion, as far as it was read from a file."""
+        """True if some of it is in a companion, as far as it was read from a file."""
         return self.companion is not None or isinstance(self.files, FileColumns)
 
     def to_json(self, *, rows: bool = True) -> dict[str, Any]:
@@ -288,7 +288,7 @@ def _static_json(static: StaticArray) -> dict[str, Any]:
 
 
 def is_small(static: StaticArray) -> bool:
-    """Whether a sidecar has the values of a static array."""
+    """Return whether a sidecar has the values of a static array."""
     return static.values is not None and static.values.nbytes <= SMALL
 
 
@@ -494,13 +494,13 @@ def _text(value: Any, indent: int | None = None) -> str:
 
 
 def find(
-    files: Sequence[Path], at: Path | None = None, whole: Path | None = None
+    files: Sequence[Path], at: Path | None = None, directory: Path | None = None
 ) -> tuple[Content, Path, Path] | None:
     """Return the sidecar that covers `files`, reduced to them; None without one.
 
     It is beside the only file, or beside a directory that holds them all, or is the file `at`;
-    and it lists them. One that lists none of them is of other files of that directory. Of the
-    directory `whole` it may list no other files.
+    and it lists them. One that lists none of them is of other files of that directory. Of
+    `directory` it may list no other files.
 
     Returns
     -------
@@ -515,7 +515,7 @@ def find(
     if located is None:
         return None
     (dataset, where), content = located, read(located[1])
-    if dataset == whole and len(content.files) > len(files):
+    if dataset == directory and len(content.files) > len(files):
         present = {*all_absolute(files)}
         lacking = next((p for p in content.paths() if dataset / p not in present), None)
         if lacking is not None:

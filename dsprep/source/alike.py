@@ -1,4 +1,4 @@
-"""Whether neighbours are alike: samples that are sorted by a field, such as their class.
+"""Neighbours that are alike: samples that are sorted by a field, such as their class.
 
 Such data train badly where only groups are shuffled: a batch sees few of the classes. A bounded
 sample is examined: runs of consecutive samples, spread evenly.

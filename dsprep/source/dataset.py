@@ -134,8 +134,8 @@ def _open(
     known: Known | None = None
     absolute = all_absolute(names)
     try:
-        whole = as_path(named[0]).absolute() if len(named) == 1 else None
-        known = find_sidecar(absolute, at, whole)
+        directory = as_path(named[0]).absolute() if len(named) == 1 else None
+        known = find_sidecar(absolute, at, directory)
     except DsprepError as error:
         if through != "library":
             raise
@@ -229,7 +229,9 @@ Known: TypeAlias = tuple[spec.Content, Path, Path]
 """A valid sidecar: its content (only of the requested files), the dataset, and its path."""
 
 
-def find_sidecar(names: Sequence[Path], at: Path | None, whole: Path | None = None) -> Known | None:
+def find_sidecar(
+    names: Sequence[Path], at: Path | None, directory: Path | None = None
+) -> Known | None:
     """Return the valid sidecar of files, None if there is none; see `spec.find`.
 
     Raises
@@ -239,7 +241,7 @@ def find_sidecar(names: Sequence[Path], at: Path | None, whole: Path | None = No
     OSError
         If that cannot be seen.
     """
-    located = spec.find(names, at, whole)
+    located = spec.find(names, at, directory)
     if located is None:
         return None
     content, dataset, path = located

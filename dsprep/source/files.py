@@ -1,4 +1,4 @@
-"""Which files a dataset consists of: from what the user typed to paths and their format."""
+"""The files of a dataset: from what the user typed to paths and their format."""
 
 from __future__ import annotations
 

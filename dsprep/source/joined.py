@@ -139,13 +139,13 @@ def assign_fields(
                 )
             owner[new] = k, name
     assigned: list[list[FieldSpec]] = [[] for _ in parts]
-    wanted = with_others(specs or (FieldSpec(OTHERS, OTHERS),), owner)
-    for spec in wanted:
+    requested = with_others(specs or (FieldSpec(OTHERS, OTHERS),), owner)
+    for spec in requested:
         if spec.path not in owner:
             raise missing_field(spec.path, owner, parts[0].path)
         k, old = owner[spec.path]
         assigned[k].append(replace(spec, path=old))
-    return [tuple(own) for own in assigned], [spec.name for spec in wanted]
+    return [tuple(own) for own in assigned], [spec.name for spec in requested]
 
 
 def check_lengths(parts: Sequence[Source]) -> None:

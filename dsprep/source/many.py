@@ -111,7 +111,7 @@ def _with_hinted_attrs(schema: Schema, hint: Schema) -> Schema:
 
 @dataclass(frozen=True, eq=False)
 class Surveyed:
-    """What one look at a file tells of the dataset that it is part of; as of its `Source`."""
+    """Facts on a dataset that one of its files tells; as of its `Source`."""
 
     schema: Schema
     count: int
@@ -125,8 +125,8 @@ class Surveyed:
     def of(cls, source: Source) -> Self:
         """Return what the source of a file tells."""
         names = [field.name for field in fields(cls)[2:]]
-        told = {name: getattr(source, name) for name in names}
-        return cls(source.schema, len(source), **told)
+        facts = {name: getattr(source, name) for name in names}
+        return cls(source.schema, len(source), **facts)
 
     def __len__(self) -> int:
         return self.count
@@ -161,7 +161,7 @@ class Dataset(Source):
     first
         The number of the first file among those of the dataset.
     surveyed
-        What looking at each file with `survey_options` told; empty: they are opened for it.
+        What looking at each file with `survey_options` survey; empty: they are opened for it.
 
     Raises
     ------
@@ -196,7 +196,7 @@ class Dataset(Source):
         self._lock = threading.Lock()
         self._open: OrderedDict[int, _Slot] = OrderedDict()
         self._note_counts: Counter[str] = Counter()
-        self._seen: dict[int, Identity] = {}
+        self._identities: dict[int, Identity] = {}
         self._inferring = format.infers and hint is None and not alone
         with failure_closes(self.close):
             counts = self._survey(progress, iter(surveyed))
@@ -228,8 +228,8 @@ class Dataset(Source):
         if self._inferring:
             self.options = survey_options(options)
         for i, path in enumerate(self.paths):
-            told = next(surveyed, None)
-            with self.file(i) if told is None else nullcontext(told) as source:
+            survey = next(surveyed, None)
+            with self.file(i) if survey is None else nullcontext(survey) as source:
                 schema, counts[i] = source.schema, len(source)
                 if i == 0:
                     self.schema, self.version = schema, source.version
@@ -265,10 +265,10 @@ class Dataset(Source):
 
     def _settle(self, options: OpenOptions, known: Schema | None, first: int) -> None:
         """Open files from here on with the fields of all of them; `first` has samples."""
-        looked, self._inferring, self.options = self.options, False, options
+        before, self._inferring, self.options = self.options, False, options
         if known is not None:
             self.hint = known
-        if self.options != looked or self.hint is not None:
+        if self.options != before or self.hint is not None:
             with self._lock:  # files opened so far were opened without knowing the others
                 for index in list(self._open):
                     self._close(index)
@@ -362,7 +362,7 @@ class Dataset(Source):
         opened = partial(open_alone, self._format, path, self.options, self.hint, self._inferring)
         if path.is_dir():
             return opened()
-        before = self._seen.setdefault(index, Identity.look(path))
+        before = self._identities.setdefault(index, Identity.look(path))
         source = opened()
         if how := before.changed(path):
             source.close()

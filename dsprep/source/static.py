@@ -71,7 +71,7 @@ def _found(source: Source) -> dict[str, StaticArray | None]:
 
 
 def _is_same(one: StaticArray | None, other: StaticArray | None) -> bool:
-    """Whether arrays are the same, bit for bit."""
+    """Return whether arrays are the same, bit for bit."""
     if one is None or other is None or one.field != other.field:
         return False
     return np.asarray(one.values).tobytes() == np.asarray(other.values).tobytes()

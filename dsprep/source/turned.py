@@ -29,7 +29,7 @@ from dsprep.layout.model import Column, FileLayout
 from dsprep.storage.paths import open_file
 
 Turned: TypeAlias = tuple[Parsed, tuple[FieldSpec, ...]]
-"""What a file holds, and the fields of it that are asked for; none: all."""
+"""The content of a file, and the requested fields of it; none: all."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class TurnedField(LazyField):
 
 
 def is_turned(options: OpenOptions) -> bool:
-    """Whether `open_turned` gives what the options ask for."""
+    """Return whether `open_turned` opens files with these options."""
     groups = options.sample_axis == "groups" or (
         options.sample_axis == "auto" and any("*" in s.path for s in options.fields)
     )
@@ -87,8 +87,8 @@ def open_turned(
         If fields have no such axis, of one length, or groups are not alike.
     """
     numbered = options.sample_axis not in ("auto", "groups")
-    whole = replace(options, sample_axis="none")
-    base = open_base(whole if numbered else replace(whole, fields=(), keys_as=None))
+    alone = replace(options, sample_axis="none")
+    base = open_base(alone if numbered else replace(alone, fields=(), keys_as=None))
     with failure_closes(base.close):
         keyed = "keys_as" in format.open_options
         parsed, specs = _along_axis(base, options) if numbered else _of_groups(base, options, keyed)
@@ -173,8 +173,8 @@ def _of_groups(base: Source, options: OpenOptions, keyed: bool) -> Turned:
         kinds = [base.schema[name] for name in names]
         if len({(f.dtype, f.kind, len(f.shape), f.shape[1:]) for f in kinds}) > 1:
             alike = listed(sorted({str(f) for f in kinds}), 2)
-            what = member or groups.pattern
-            differing[member] = f"{what} differs in more than its first axis: {alike}"
+            called = member or groups.pattern
+            differing[member] = f"{called} differs in more than its first axis: {alike}"
             continue
         name, shape = member or "values", kinds[0].shape
         if len({f.shape for f in kinds}) > 1:
@@ -185,9 +185,9 @@ def _of_groups(base: Source, options: OpenOptions, keyed: bool) -> Turned:
         )
     spelled = {m: f"{groups.pattern}/{m}".rstrip("/") for m in members}
     named = {s.path for s in options.fields}
-    asked = [text for m, text in differing.items() if {m, spelled[m]} & named]
-    if not fields or asked:
-        raise SchemaError("; ".join(asked or differing.values()), where=base.path, fix=WAY_OUT)
+    requested = [text for m, text in differing.items() if {m, spelled[m]} & named]
+    if not fields or requested:
+        raise SchemaError("; ".join(requested or differing.values()), where=base.path, fix=WAY_OUT)
     if not options.fields:
         notes += [f"left out {text}" for text in differing.values()]
     if options.keys_as in fields:

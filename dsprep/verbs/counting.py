@@ -46,7 +46,7 @@ class RunAudit:
 
 @dataclass(frozen=True)
 class EpochAudit:
-    """What came in an epoch, or in one pass of a mini-epoch.
+    """The samples of an epoch, or of one pass of a mini-epoch.
 
     Attributes
     ----------

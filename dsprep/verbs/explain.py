@@ -1,4 +1,4 @@
-"""What a sidecar states, in words: where samples are, by which laws, and how they are stored.
+"""The statements of a sidecar in words: the places of samples, their laws and their storage.
 
 All of it follows from the sidecar; no sample is read.
 """
@@ -51,9 +51,9 @@ def explain(opened: Sidecar) -> dict[str, Any]:
 
 
 def _layouts(opened: Sidecar) -> Iterator[dict[str, Any]]:
-    which, counts = numbers(opened.content.files, "layout"), opened.content.counts
-    for first in np.sort(np.unique(which, return_index=True)[1]).tolist():
-        alike = which == which[first]
+    kinds, counts = numbers(opened.content.files, "layout"), opened.content.counts
+    for first in np.sort(np.unique(kinds, return_index=True)[1]).tolist():
+        alike = kinds == kinds[first]
         layout, checksums = opened.layout(first), ""
         with suppress(DsprepError, OSError):  # the data are gone, or damaged
             checksums = summarize(opened.proofs.describe([first], opened.schema.names))

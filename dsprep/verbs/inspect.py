@@ -32,7 +32,7 @@ MAX_TYPED_NBYTES = 64 << 20
 """Bytes that are read at most to check whether the requested types fit."""
 
 COPIES = 2
-"""How often a sample that is read is in memory: as stored, and as returned."""
+"""Copies of a sample in memory while it is read: as stored, and as returned."""
 
 EXACT = 4096
 """Datasets with fewer samples, of a moderate size, are read completely."""
@@ -40,7 +40,7 @@ EXACT = 4096
 
 @dataclass(frozen=True)
 class Lengths:
-    """How the lengths of a ragged field spread.
+    """The spread of the lengths of a ragged field.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class FieldFacts:
-    """What is known about one field.
+    """Facts about one field.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ class FieldFacts:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a dataset holds and how it is stored: the result of `inspect`.
+    """The content of a dataset and its storage: the result of `inspect`.
 
     Attributes
     ----------
@@ -177,6 +177,8 @@ def inspect(source: Source, memory: int | None = None) -> Inspection:
         If the dataset is damaged or gone, or a sample is larger than the memory allows.
     """
     check_opened(source)
+    if isinstance(source, SidecarSource):
+        source.sidecar.check_objects()
     storage, limit, paths = source.storage(), allowed_memory(memory), source.files()
     files = len(paths) + source.unopened
     every = files / len(paths)
@@ -262,9 +264,9 @@ def _some(source: Source, start: int, stop: int, limit: int) -> Batch:
     sizes = source.sizes(start, stop)
     needed = 0 if sizes is None else COPIES * int(sizes.sum())
     if needed > limit:
-        which = f"sample {start}" if stop == start + 1 else f"samples {start} to {stop - 1}"
+        named = f"sample {start}" if stop == start + 1 else f"samples {start} to {stop - 1}"
         raise not_enough(
-            f"{which} cannot be read in the memory allowed",
+            f"{named} cannot be read in the memory allowed",
             needed,
             limit,
             where=source.path,
@@ -309,8 +311,8 @@ def ragged_lengths(source: Source, limit: int) -> dict[str, Lengths]:
             parts_of[name].append(lengths)
     exact = exact or looked_at == count
     result = {}
-    for name, found in parts_of.items():
-        lengths = np.concatenate(found)
+    for name, parts_of_field in parts_of.items():
+        lengths = np.concatenate(parts_of_field)
         result[name] = Lengths(
             int(lengths.min()), float(lengths.mean()), int(lengths.max()), looked_at, exact
         )

@@ -72,7 +72,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a comparison found.
+    """The result of a comparison.
 
     Attributes
     ----------
@@ -97,12 +97,12 @@ class Verdict:
 
     @property
     def same(self) -> bool:
-        """Whether no difference was found."""
+        """True if no difference was found."""
         return not self.problems and not self.differing
 
     @property
     def complete(self) -> bool:
-        """Whether all samples were compared."""
+        """True if all samples were compared."""
         return self.compared == self.samples_a == self.samples_b
 
 
@@ -255,7 +255,7 @@ def count_threads(a: Source, b: Source, workers: int, memory: int) -> int:
 
 
 COPIES = 6
-"""How often a range of samples is in memory: stored, read and what is compared, of both."""
+"""Copies of a range of samples in memory: stored, read and compared, of both."""
 
 Compared: TypeAlias = tuple[int, int, list[Difference], int]
 """Samples, payload bytes, the first samples that differ, and how many differ."""

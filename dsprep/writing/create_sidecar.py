@@ -72,7 +72,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 THREADS = 8
 
 MOVES = 5
-"""How often the times of an output may move before something else must have changed it."""
+"""Moves of the times of an output after which something else must have changed it."""
 
 AT_ONCE = 256
 """Files that one task looks at, at most, and tasks that there are, at least."""
@@ -161,7 +161,7 @@ def _describe(
 ) -> Made:
     """Do what `describe` does, while no time moves."""
     beside, groups, opened = spec.sidecar_path(path), writer.groups(), _opener(path)
-    who, layout = Identity.of(path, format.facts(path)), writer.layout() if samples else None
+    identity, layout = Identity.of(path, format.facts(path)), writer.layout() if samples else None
     try:
         if layout is not None:
             layout = fit.fit(layout)
@@ -172,9 +172,9 @@ def _describe(
                 layout = _fitted(source)
         if groups is not None and samples:
             layout = _with_rest(replace(layout, groups=fit.fit_groups(groups)), opened)
-        return _made(Content(format.name, schema, ()), [path], [(layout, who, None)], path)
+        return _made(Content(format.name, schema, ()), [path], [(layout, identity, None)], path)
     except UnsupportedError:
-        entry = FileEntry(os.path.relpath(path, path), samples, who)
+        entry = FileEntry(os.path.relpath(path, path), samples, identity)
         return Made(Content(format.name, schema, (entry,), {}), b"", path, beside)
 
 
@@ -233,11 +233,11 @@ def made_by(function: str) -> dict[str, Any]:
 # --- making ----------------------------------------------------------------------------------
 
 
-Seen: TypeAlias = tuple[Schema, FileLayout | None, Identity, bytes | None]
-"""What looking at a file gave: the layout if it is known, and the checksums that were asked for."""
+Sight: TypeAlias = tuple[Schema, FileLayout | None, Identity, bytes | None]
+"""The schema of a file, its layout if it is known, its identity, and requested checksums."""
 
 How: TypeAlias = tuple[OpenOptions, Schema | None, bool]
-"""How files are opened: see `open_alone`."""
+"""Options, a hint, and whether fields are inferred: see `open_alone`."""
 
 ANY = "*"
 """The name of an only field while it is not known what all files call it."""
@@ -245,7 +245,7 @@ ANY = "*"
 
 @dataclass(frozen=True)
 class Looks:
-    """How files are looked at; the attributes are parameters of `provenance`.
+    """Parameters of looking at files; the attributes are those of `provenance`.
 
     `known` has what an old sidecar with the fields of `hint` states of files, by their numbers;
     the first file is looked at in any case.
@@ -306,24 +306,26 @@ def make(
 
     That is done again where only all files together say what the fields of each are.
     """
-    seen: dict[int, Seen] = {}
+    sights: dict[int, Sight] = {}
     how = options, hint, format.infers and hint is None and len(files) > 1
     named = all(s.name != OTHERS for s in options.fields)
-    surveyed = _survey(format, files, how, looks, seen) if named else ()
+    surveyed = _survey(format, files, how, looks, sights) if named else ()
     with Dataset(format, files, options, hint, notes, surveyed=surveyed) as source:
         fields = without(source.schema, source.options.file_field)
-        again = [i for i in range(len(files)) if i not in seen or not _is_final(seen[i], fields)]
+        again = [
+            i for i in range(len(files)) if i not in sights or not _is_final(sights[i], fields)
+        ]
         how = source.options, source.hint, False
         for i, (_, one) in zip(again, _look_at(format, files, again, how, looks), strict=True):
-            seen[i] = one
+            sights[i] = one
         schema, lost = with_static(source.schema, source, format)
         looked, by_name = list[Looked](), dict[int, FileLayout]()
         for i in range(len(files)):
-            _, layout, who, crcs = seen[i]
+            _, layout, identity, crcs = sights[i]
             assert layout is not None  # it was looked at again
             if id(layout) not in by_name:
                 by_name[id(layout)] = _named(layout, fields)
-            looked.append((source.with_number(by_name[id(layout)], i), who, crcs))
+            looked.append((source.with_number(by_name[id(layout)], i), identity, crcs))
     content = Content(
         format.name,
         schema,
@@ -341,13 +343,13 @@ def _made(content: Content, files: Sequence[Path], looked: Sequence[Looked], dat
     layouts: dict[str, int] = {}
     known: dict[int, int] = {}  # many files have one layout
     entries, above = [], len(str(dataset / "_")) - 1
-    for file, (layout, who, crcs) in zip(files, looked, strict=True):
+    for file, (layout, identity, crcs) in zip(files, looked, strict=True):
         if id(layout) not in known:
             text = json.dumps(as_json.to_json(layout, content.schema, tables))
             known[id(layout)] = layouts.setdefault(text, len(layouts))
         relative = "." if file == dataset else str(file)[above:]
         crc32c = {"block": CRC_BLOCK, "data": tables.put(crcs)} if crcs is not None else None
-        entries.append(FileEntry(relative, layout.count, who, known[id(layout)], crc32c))
+        entries.append(FileEntry(relative, layout.count, identity, known[id(layout)], crc32c))
     companion = bytes(tables.written)
     content = replace(
         content,
@@ -364,9 +366,9 @@ def _prove(
     """Raise `FormatError` if the last sample of a file is not where a layout says."""
     reader = LayoutReader(layout, schema, opened, path, formats.decoders)
     names = [name for name in schema.names if name not in layout.unlocated]
-    found = reader.read(np.array([layout.count - 1]), names)
+    values = reader.read(np.array([layout.count - 1]), names)
     for name in names:
-        if _bits(found[name]) != _bits(last[name]):
+        if _bits(values[name]) != _bits(last[name]):
             raise FormatError(
                 "the sample that was written is not read back",
                 where=f"{path}, sample {layout.count - 1}, field {name}",
@@ -405,12 +407,12 @@ Looked: TypeAlias = tuple[FileLayout, Identity, bytes | None]
 
 
 def _survey(
-    format: Format, files: Sequence[Path], how: How, looks: Looks, seen: dict[int, Seen]
+    format: Format, files: Sequence[Path], how: How, looks: Looks, sights: dict[int, Sight]
 ) -> Iterator[Surveyed]:
-    """Yield what each file tells of the dataset, and put what else was seen into `seen`."""
+    """Yield what each file tells of the dataset, and put the rest into `sights`."""
     options, hint, inferring = how
     how = survey_options(options) if inferring else options, hint, inferring
-    ((first, seen[0]),) = _look_at(format, files, [0], how, looks)
+    ((first, sights[0]),) = _look_at(format, files, [0], how, looks)
     yield first
     known = dict(looks.known)
     if hint is None or differences(without(hint, options.file_field), first.schema):
@@ -419,19 +421,19 @@ def _survey(
     looked, alike = _look_at(format, files, new, how, looks), dict[int, Surveyed]()
     for i in range(1, len(files)):
         if i in known:
-            layout, who, crcs = known[i]
-            seen[i] = first.schema, layout, who, crcs
+            layout, identity, crcs = known[i]
+            sights[i] = first.schema, layout, identity, crcs
             if layout.count not in alike:
                 alike[layout.count] = replace(first, count=layout.count, notes=(), dropped=0)
             yield alike[layout.count]
         else:
-            told, seen[i] = next(looked)
-            yield told
+            survey, sights[i] = next(looked)
+            yield survey
 
 
 def _look_at(
     format: Format, files: Sequence[Path], numbers: Sequence[int], how: How, looks: Looks
-) -> Iterator[tuple[Surveyed, Seen]]:
+) -> Iterator[tuple[Surveyed, Sight]]:
     """Yield what looking at some of the files gives, in their order; several are at a time."""
     look = partial(_look, format.name, how, looks.checksums)
     if len(numbers) == 1:
@@ -442,11 +444,11 @@ def _look_at(
     tasks = [numbers[at : at + step] for at in range(0, len(numbers), step)]
     named = ((k, [str(files[i]) for i in some]) for k, some in enumerate(tasks))
     threads = looks.workers or min(THREADS, len(os.sched_getaffinity(0)))
-    done: dict[int, list[tuple[Surveyed, Seen]]] = {}
+    done: dict[int, list[tuple[Surveyed, Sight]]] = {}
     at = 0
     with nullcontext(looks.executor) if looks.executor else ThreadPoolExecutor(threads) as pool:
-        for (k, _), found in executors.run(pool, look, named):
-            done[k] = found
+        for (k, _), sights in executors.run(pool, look, named):
+            done[k] = sights
             if looks.progress is not None and len(files) > 1:
                 looks.progress(min((at + len(done)) * step, len(numbers)), len(numbers))
             while at in done and at < len(tasks) - 1:
@@ -463,21 +465,21 @@ def _look(
     checksums: bool,
     task: tuple[int, list[str]],
     progress: Progress | None = None,
-) -> list[tuple[Surveyed, Seen]]:
+) -> list[tuple[Surveyed, Sight]]:
     """Look at some files, each of which is opened once; what is alike is the same object."""
     (options, hint, inferring), format = how, formats.load(format_name)
-    found, alike = list[tuple[Surveyed, Seen]](), dict[str, Any]()
+    sights, alike = list[tuple[Surveyed, Sight]](), dict[str, Any]()
     hint = None if hint is None else without(hint, options.file_field)
     for path in map(as_path, task[1]):
         with opened_once(path):
-            who = Identity.of(path, format.facts(path))
+            identity = Identity.of(path, format.facts(path))
             with (
-                unchanged(((path, who),)),
+                unchanged(((path, identity),)),
                 open_alone(format, path, options, hint, inferring) as source,
             ):
                 if hint is not None:
                     source.confirm()
-                layout, crcs, told = None, None, Surveyed.of(source)
+                layout, crcs, survey = None, None, Surveyed.of(source)
                 try:
                     layout = _fitted(source, progress)
                 except DsprepError:
@@ -485,13 +487,13 @@ def _look(
                         raise
                 if checksums and layout is not None:
                     crcs = _summed(path, layout, source.schema)
-        schema, layout = _nameless(told.schema, layout)
-        own, words = _text_of(schema), {**vars(told), "schema": _text_of(told.schema)}
+        schema, layout = _nameless(survey.schema, layout)
+        own, words = _text_of(schema), {**vars(survey), "schema": _text_of(survey.schema)}
         where = None if layout is None else as_json.to_json(layout, schema, _Digests())
-        told = alike.setdefault(repr(words), told)
+        survey = alike.setdefault(repr(words), survey)
         schema, layout = alike.setdefault(repr((own, where)), (schema, layout))
-        found.append((told, (schema, layout, who, crcs)))
-    return found
+        sights.append((survey, (schema, layout, identity, crcs)))
+    return sights
 
 
 class _Digests(Tables):
@@ -522,9 +524,9 @@ def _fitted(source: Source, progress: Progress | None = None) -> FileLayout:
     return fit.fit(source.extents(progress))
 
 
-def _is_final(seen: Seen, fields: Schema) -> bool:
-    """Whether a file was looked at with the fields that all files turned out to have."""
-    schema, layout, *_ = seen
+def _is_final(sight: Sight, fields: Schema) -> bool:
+    """Return whether a file was looked at with the fields that all files turned out to have."""
+    schema, layout, *_ = sight
     if schema.names == (ANY,) and len(fields) == 1:
         fields = fields.replace(replace(fields.fields[0], name=ANY))
     return layout is not None and (not layout.count or not differences(fields, schema))

@@ -56,7 +56,7 @@ class ArrayPlan:
 
     @property
     def count(self) -> int:
-        """How many chunks there are."""
+        """The number of chunks."""
         inner = zip(self.field.inner, self.chunks[1:], strict=True)
         side = math.prod(-(-n // c) for n, c in inner)
         return sum(-(-layout.count // self.chunks[0]) for _, layout, _ in self.parts) * side

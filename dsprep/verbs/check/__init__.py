@@ -1,4 +1,4 @@
-"""What is wrong with a sidecar, or with the data that it describes.
+"""Problems of a sidecar, and of the data that it describes.
 
 The cheap check compares what is known of each file, parses every layout and computes extents: none
 may be outside its file. The full one opens the files by their own library, finds every extent

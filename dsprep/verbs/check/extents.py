@@ -1,4 +1,4 @@
-"""Whether the extents that a layout gives are in their files, and those that a library finds."""
+"""Extents of a layout that are not in their files, or not those that a library finds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_BLOCKS = 1 << 24
 """Blocks of one sample, beyond which it is not checked."""
 
 Wrong: TypeAlias = tuple[str, object, object, int]
-"""What is wrong, the expected and the actual value, and the sample, in the file."""
+"""A problem as a clause, the expected and the actual value, and the sample, in the file."""
 
 
 def wrong_extents(
@@ -60,9 +60,9 @@ def wrong_extents(
                     break
             else:
                 continue
-            what, expected, found, sample = wrong
+            text, expected, actual, sample = wrong
             where = f"{root}, sample {sample + first:,}, field {name}"
-            yield FormatError(what, where=where, expected=expected, found=found)
+            yield FormatError(text, where=where, expected=expected, found=actual)
             break
 
 
@@ -111,7 +111,7 @@ def _samples(stored: object, other: object, count: int) -> Iterator[Ints]:
 
 
 def _is_affine(stored: object) -> bool:
-    """Whether two samples tell where all are."""
+    """Return whether two samples tell where all are."""
     if isinstance(stored, Records):
         numbers = stored.blocks.offsets, stored.blocks.lengths, stored.order
         return all(law is None or isinstance(law, Affine) for law in numbers)
@@ -152,9 +152,9 @@ def _outside(layout: FileLayout, name: str, samples: Ints, root: Path) -> Wrong 
         if bad.any():
             i = int(bad.argmax())
             expected = f"within {nbytes:,} bytes, of at least {needed:,}"
-            found = f"{int(length[i]):,} bytes at {int(offset[i]):,}"
+            actual = f"{int(length[i]):,} bytes at {int(offset[i]):,}"
             text = "the sidecar gives an extent that is not in the file"
-            return text, expected, found, int(numbers[i])
+            return text, expected, actual, int(numbers[i])
     return None
 
 
@@ -169,9 +169,9 @@ def _differing(layout: FileLayout, truth: FileLayout, name: str, samples: Ints) 
     if not bad.any():
         return None
     i = int(bad.argmax())
-    expected, found = (f"{x[1, i]:,} bytes at {x[0, i]:,}" for x in (a, b))
+    expected, actual = (f"{x[1, i]:,} bytes at {x[0, i]:,}" for x in (a, b))
     text = "the sidecar gives another extent than the file"
-    return text, expected, found, int(samples[ours.request[i]])
+    return text, expected, actual, int(samples[ours.request[i]])
 
 
 def _rows(extents: Extents) -> Array:
