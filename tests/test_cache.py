@@ -6,11 +6,9 @@ That every format can be read from a copy is part of `format_contract`.
 from __future__ import annotations
 
 import gc
-import json
 import multiprocessing
 import os
 from contextlib import closing, contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -312,24 +310,6 @@ def test_ranks_of_a_node_that_one_reads_for(datasets, tmp_path, monkeypatch):
 
 
 # --- processes, and states -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options", [{}, {"mini_epochs": 3, "repeats": 2}])
-def test_a_loop_is_continued_with_a_cache_or_without(options, datasets, tmp_path):
-    path, cache = datasets("out.h5 ragged"), tmp_path / "cache"
-    for steps in (1, 4):
-        with both(path, cache, epochs=3, **options) as (plain, cached):
-            reading = iter(cached)
-            for expected in islice(plain, steps):
-                assert_same_batch(next(reading), expected, plain.schema)
-            state = json.loads(json.dumps(cached.state_dict()))
-            assert state == plain.state_dict()
-            del reading
-        with both(path, cache, epochs=3, **options) as (plain, cached):
-            plain.load_state_dict(state)
-            cached.load_state_dict(state)
-            for a, b in zip(epochs(plain, 3), epochs(cached, 3), strict=True):
-                assert_same_batch(b, a, plain.schema)
 
 
 # --- names -----------------------------------------------------------------------------------

@@ -396,55 +396,6 @@ def test_a_disk_that_is_full_in_the_middle(origin, tmp_path, monkeypatch):
     assert epoch(origin, tmp_path).cache_units == 32
 
 
-# --- a server that goes away ---------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def away(folder: Path, number: int, *, seen: bool) -> Iterator[None]:
-    """Have every call fail that asks the server of a directory; `seen`: not those of status."""
-
-    def refusing(real: Any) -> Any:
-        def call(path: Any, *words: Any, **more: Any) -> Any:
-            where = path
-            if isinstance(path, int):
-                where = Path(f"/proc/self/fd/{path}").readlink()
-            if os.fsdecode(where).startswith(str(folder)):
-                raise OSError(number, os.strerror(number), None if where != path else str(path))
-            return real(path, *words, **more)
-
-        return call
-
-    names = ["open", "scandir", "listdir", "pread", "preadv"]
-    names += [] if seen else ["stat", "lstat", "fstat"]
-    with pytest.MonkeyPatch.context() as patch:
-        for name in names:
-            patch.setattr(os, name, refusing(getattr(os, name)))
-        patch.setattr("io.open", refusing(open))
-        yield
-
-
-@pytest.mark.parametrize(
-    ("name", "seen", "number"),
-    [
-        ("set.h5", False, errno.ENOTCONN),
-        ("set.lmdb", True, errno.ESTALE),
-    ],
-)
-def test_what_is_in_the_cache_is_read_while_the_server_is_away(tmp_path, name, seen, number):
-    """Each loop looks at the dataset again, and each says that it could not."""
-    origin, cache = made(tmp_path / "server", name=name), tmp_path / "cache"
-    with dsprep.Reader(origin, 8, cache=cache, epochs=4) as reader:
-        assert checked(reader) == COUNT
-        until(lambda: reader._cache._is_idle)
-        with away(tmp_path / "server", number, seen=seen):
-            for epoch in (1, 2):
-                with said(1, f"epoch {epoch}", str(origin), os.strerror(number), "is read"):
-                    assert checked(reader) == COUNT
-        with said(0):
-            assert checked(reader) == COUNT
-        assert [s.cache_units for s in reader.stats[1:]] == [32, 32, 32]
-
-
 # --- another dataset -----------------------------------------------------------------------------
 
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 
-import h5py
-import numpy as np
 import pytest
 
-import dsprep
 from dsprep.reader import defaults
 from dsprep.reader.defaults import buffers_by_rule, share, threads_by_rule
 from dsprep.reader.ranks import RankInfo
@@ -56,16 +53,3 @@ def test_cores_of_the_job(monkeypatch):
 def test_each_thread_has_a_small_unit(unit, threads, found):
     assert buffers_by_rule(unit << 20, threads) == found
     assert buffers_by_rule(0, threads) == threads + 1
-
-
-def test_buffers_that_were_asked_for_stay(tmp_path):
-    path = tmp_path / "a.h5"
-    with h5py.File(tmp_path / "source.h5", "w") as file:
-        file["x"] = np.arange(1000).reshape(100, 10)
-    dsprep.repack(tmp_path / "source.h5", path, buffer_size=10, durable=False)
-    for asked, units in ((None, 4), (1, 1), (2, 2)):
-        with dsprep.Reader(path, 5, io_threads=3, buffers=asked) as reader:
-            list(reader)
-            assert reader._settings.buffers == units
-            blocks = reader._pools.blocks
-            assert blocks.count == -(-units * 10 // reader._filler.delivery.capacity) + 2

@@ -18,7 +18,7 @@ from support import fails
 from dsprep.errors import FormatError, UsageError
 from dsprep.reader import engines
 from dsprep.reader.engines import EngineWarning, Fallback, Unavailable, direct
-from dsprep.reader.memory import PAGE, anonymous
+from dsprep.reader.memory import PAGE
 from dsprep.storage import copying, scatter
 from dsprep.storage.paths import open_file
 from dsprep.storage.ring import Ring
@@ -236,32 +236,6 @@ def test_without_process_vm_readv(denied, path, monkeypatch):
 # --- direct reads ----------------------------------------------------------------------------
 
 
-def test_whole_blocks_go_straight_to_their_places(path, monkeypatch):
-    monkeypatch.setattr(direct.Opened, "read", None)
-    block = 4 * PAGE
-    memory = np.frombuffer(anonymous(20 * block), np.uint8)
-    order = np.random.default_rng(0).permutation(20)
-    places = np.array([[memory.ctypes.data + k * block, block] for k in order], np.int64)
-    assert engines.make("direct").read_runs(open_file(path), scatter.one_range(block, places)) == (
-        1,
-        20 * block,
-    )
-    for i, k in enumerate(order):
-        assert (memory[k * block :][:block] == DATA[(1 + i) * block :][:block]).all()
-
-
-def test_whole_blocks_that_are_cut_short_are_read_again(path, monkeypatch):
-    def invalid(*_):
-        raise OSError(errno.EINVAL, "not at a block")
-
-    monkeypatch.setattr(direct, "read_files", invalid)
-    memory = np.frombuffer(anonymous(PAGE), np.uint8)
-    places = np.array([[memory.ctypes.data, PAGE]], np.int64)
-    runs = scatter.one_range(PAGE, places)
-    assert engines.make("direct").read_runs(open_file(path), runs) == (1, PAGE)
-    assert (memory == DATA[PAGE : 2 * PAGE]).all()
-
-
 @pytest.mark.parametrize("most", [100, 4096, 5000, 20_000])
 def test_short_reads(most, path, monkeypatch):
     real = os.preadv
@@ -294,20 +268,6 @@ def test_direct_reads_without_a_ring(spans, path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(direct, "ring", lambda: None)
         assert read(engines.make("direct"), open_file(path), spans) == expected(spans)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_many_ranges_by_one_call(name, path):
-    spans = [(i * 9001, 5000) for i in range(140)]
-    offsets, lengths = (np.array(column, np.int64) for column in zip(*spans, strict=True))
-    out = np.zeros(700_000, np.uint8)
-    found = scatter.runs(offsets, lengths, out.ctypes.data + np.arange(140) * 5000, near=0)
-    engine = engines.make(name)
-    assert len(found.starts) == 140
-    calls, nbytes = engine.read_runs(open_file(path), found)
-    assert out.tobytes() == b"".join(expected(spans))
-    assert calls >= 1
-    assert nbytes >= out.nbytes
 
 
 def test_interruptions(tmp_path):
@@ -396,20 +356,6 @@ def test_a_file_that_the_kernel_says_cannot_be_read_directly(told, path, monkeyp
 
 
 def test_blocks(path, monkeypatch):
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        block = direct.block_nbytes(fd)
-        assert block >= 4096
-        assert block & (block - 1) == 0
-        monkeypatch.setattr(direct, "_dio_align", lambda fd: (4, 65536))
-        assert direct.block_nbytes(fd) == 65536
-        monkeypatch.setattr(direct, "_dio_align", lambda fd: None)
-        assert direct.block_nbytes(fd) >= 4096
-        large = os.stat_result([*path.stat()[:10]], {"st_blksize": 4 << 20})
-        monkeypatch.setattr(os, "fstat", lambda fd: large)
-        assert direct.block_nbytes(fd) == max(4096, PAGE)  # a good transfer is not an alignment
-    finally:
-        os.close(fd)
     spans = [(i * 70_000, 60_000) for i in range(18)]
     for block in (8192, 65536):
         monkeypatch.setattr(direct, "block_nbytes", lambda fd, block=block: block)

@@ -144,35 +144,6 @@ def test_how_often_a_sample_comes(case):
             assert case.n == 0 or times.max() == -(-dealt.count // case.n)
 
 
-@pytest.mark.parametrize("shuffle", SHUFFLES)
-@pytest.mark.parametrize("mixed", [1, 3])
-def test_epochs_and_seeds_differ(shuffle, mixed):
-    def order(seed, number):
-        case = Case(tuple(range(0, 101, 10)), 1, 4, seed, number, shuffle, mixed, "ragged")
-        return tuple(rank_order(case, 0)[1].tolist())
-
-    orders = {order(seed, number) for seed in range(4) for number in range(4)}
-    assert len(orders) == (1 if shuffle == "none" else 16)
-    if shuffle == "none":
-        assert orders == {tuple(range(100))}
-
-
-@given(cases())
-def test_the_order_within_a_group_does_not_depend_on_the_ranks_that_have_it_whole(case):
-    """Where one rank delivers a whole group, the samples come in the same order for any P."""
-    alone = Case(**{**vars(case), "ranks": 1, "remainder": "ragged", "mixed": 1})
-    shared = Case(**{**vars(alone), "ranks": case.ranks})
-    sequence = alone.sequence()
-    known = {}
-    for unit in alone.epoch().units(alone.epoch().share(1, 0, case.batch)):
-        known[unit.start, unit.stop] = unrolled(sequence, [unit]).tolist()
-    for rank in range(case.ranks):
-        dealt = shared.epoch().share(case.ranks, rank, case.batch)
-        for unit in shared.epoch().units(dealt):
-            if (unit.start, unit.stop) in known:
-                assert unrolled(sequence, [unit]).tolist() == known[unit.start, unit.stop]
-
-
 @given(cases(stages=2))
 def test_units(case):
     epoch = case.epoch()

@@ -644,19 +644,6 @@ def test_states_of_other_data_of_the_same_shape_are_refused(tmp_path):
         assert reader.state_dict() == {**state, "dataset": before["dataset"]}
 
 
-def test_states_of_two_parts_of_one_file_differ(tmp_path):
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file["train"], file["test"] = np.arange(40), np.arange(40) + 40
-    states = []
-    for name in ("train", "test"):
-        out = tmp_path / f"{name}.dsprep.json"
-        options = dsprep.OpenOptions(fields=(dsprep.FieldSpec.parse(f"x={name}"),))
-        dsprep.provenance(tmp_path / "x.h5", options, out=out)
-        with dsprep.Reader(out, 5, data=tmp_path / "x.h5") as reader:
-            states.append(reader.state_dict())
-    assert states[0] != states[1]
-
-
 def test_wrong_usage_is_told_at_once(tmp_path):
     path = dataset(tmp_path, "hdf5", MIXED, 40)[0]
     values: dict[str, list[Any]] = {

@@ -465,28 +465,6 @@ def test_a_loop_goes_on_after_an_error_that_passes(made, monkeypatch):
         assert found == expected
 
 
-def test_files_that_are_missing(tmp_path):
-    schema = Schema((Field("x", np.dtype("<f4"), (20000,)),))
-    origin = dataset(tmp_path, "hdf5", schema, COUNT)[0]
-    target = tmp_path / "set"
-    dsprep.convert(origin, target, to="hdf5", shard_size=10, workers=1)
-    options: dict[str, Any] = {"buffer_size": 10, "shuffle": "none"}
-    with dsprep.Reader(target, 10, **options) as reader:
-        loop = iter(reader)
-        gone = sorted(target.iterdir())[7]
-        held = [next(loop)]
-        gone.unlink()
-        with pytest.raises(ReadError, match=gone.name) as caught:
-            held.extend(loop)
-        assert caught.value.sample == 70
-        assert len(held) <= 7
-        assert threads() == 0
-        with pytest.raises((DsprepError, FileNotFoundError)):
-            list(reader)
-    with pytest.raises((DsprepError, FileNotFoundError)):
-        dsprep.Reader(target, 10)
-
-
 @pytest.mark.parametrize("kind", ["files", "compressed chunks"])
 def test_more_files_than_may_be_open(kind, tmp_path):
     """A unit may lie in thousands of files."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,25 +32,6 @@ def check_steps(order: Assignment) -> None:
             f"drop leaves nothing: {n} samples{cut} are fewer than a batch of {order.batch_size} "
             f"for each of {order.world_size} ranks",
             fix="take smaller batches or fewer ranks, or pad",
-        )
-
-
-def check_again(opened: Sidecar, epoch: int, cached: bool) -> None:
-    """Raise `StaleError` if the data changed.
-
-    Where that cannot be seen, and they are `cached`, warn: what the cache has of them is read from
-    it all the same, and what it lacks fails as it is read.
-    """
-    try:
-        opened.check(again=True)
-    except OSError as error:
-        if not cached or error.errno == errno.ENOENT:
-            raise
-        warnings.warn(
-            f"epoch {epoch}: whether {opened.dataset} has changed cannot be seen, "
-            f"and what is in the cache is read: {error}",
-            CacheWarning,
-            stacklevel=3,
         )
 
 

@@ -391,7 +391,7 @@ class Reader(ReaderOptions):
                     "the reader is being iterated already",
                     fix="make a second Reader, or end the first loop",
                 )
-            checks.check_again(self._sidecar, self.epoch, self._cache is not None)
+            self._sidecar.check(again=True)
             if self._adaptive is not None and self._adaptive.reported < self.epoch:
                 raise UsageError(
                     "metrics of the last pass decide which mini-epoch comes next",

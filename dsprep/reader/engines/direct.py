@@ -2,8 +2,7 @@
 
 Such reads begin and end at multiples of a block, in the file and in memory. Each thread reads
 windows of whole blocks into memory of its own, many at a time, and the samples are copied from
-there to their places while others arrive. Where the file and all places are at whole blocks
-already, the device writes to them.
+there to their places while others arrive.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import ctypes
 import errno
 import os
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ import numpy as np
 from typing_extensions import override
 
 from dsprep.core.schema import Bytes, Ints
-from dsprep.core.spans import offsets_of
 from dsprep.reader.engines import Engine, Unavailable
 from dsprep.reader.memory import HUGE, PAGE, anonymous
 from dsprep.storage import copying
@@ -35,7 +33,7 @@ from dsprep.storage.ranges import (
     preadv_once,
 )
 from dsprep.storage.ring import READ, Ring, ring
-from dsprep.storage.scatter import Runs, read_files, stepped
+from dsprep.storage.scatter import Runs, stepped
 
 WINDOW = 4 << 20
 """Bytes read at a time, where the kernel refuses io_uring, and of memory of each thread."""
@@ -77,13 +75,6 @@ class Direct(Engine):
         own_ring, block = ring(), opened.block
         step = WINDOW if own_ring is None else max(PART, block)
         parts = [part for run in runs if run[1][:, 1].any() for part in stepped(*run, step)]
-        if not (runs.starts % block).any() and not (runs.places % block).any():
-            try:
-                ranges = runs if own_ring is None else _joined(parts)
-                return read_files([(opened.fd, ranges, file.name)])
-            except OSError as error:  # a read was cut short within a block: start over
-                if error.errno != errno.EINVAL:
-                    raise
         starts = np.array([at for at, _ in parts])
         needed = starts + [int(iovecs[:, 1].sum()) for _, iovecs in parts]
         low = starts // block * block
@@ -147,13 +138,6 @@ class Direct(Engine):
             mapped = np.frombuffer(anonymous(nbytes + align), np.uint8)
             own = self._own.memory = mapped[-mapped.ctypes.data % align :]
         return own
-
-
-def _joined(parts: Sequence[tuple[int, Ints]]) -> Runs:
-    """Return ranges of a file together."""
-    iovecs = [each for _, each in parts]
-    starts = np.array([start for start, _ in parts])
-    return Runs(starts, offsets_of(np.array([len(p) for p in iovecs])), np.concatenate(iovecs))
 
 
 def _check_size(file: Handle, runs: Runs) -> None:
