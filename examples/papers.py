@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Ints
+from dsprep.core.schema import Array, Ints
 from dsprep.planning.published import preset, published
-from dsprep.planning.queues import Shares, Targets
+from dsprep.planning.shares import Shares
 from dsprep.planning.storage_figures import StorageFigures
 from dsprep.planning.waiting import MAPPED, SEEKING, Events, excess
 from dsprep.reader.order import Assignment
@@ -130,6 +130,55 @@ def _pumma() -> Iterator[Cell]:
         for name, seconds in ways.items():
             yield Cell(source, row, name, faster[name], lmdb / seconds, name in calibrated)
     yield Cell(source, "up to 1,152 ranks", "LMM", paper["lmm_faster"], None)
+
+
+class Targets:
+    """Storage targets, each of which serves its requests in the order of their arrival.
+
+    All queues are computed at once: ``done[i] = max(arrival[i], done[i - 1]) + seconds[i]`` is a
+    running maximum once the sums of the seconds are taken off.
+
+    Parameters
+    ----------
+    count
+        How many there are.
+    seek_seconds
+        What a request takes in addition that does not begin where the one before it ended.
+    """
+
+    def __init__(self, count: int, seek_seconds: float) -> None:
+        self.seek_seconds = seek_seconds
+        self.free, self._ends = np.zeros(count), np.zeros(count)
+        self.seeks = 0
+
+    def serve(
+        self, arrivals: Array, targets: Ints, seconds: Array, offsets: Array, nbytes: Array
+    ) -> Array:
+        """Return when requests are done that arrive after all those before: float64, ``(n,)``.
+
+        All arrays have that shape; offsets are those on the target.
+        """
+        order = np.lexsort((arrivals, targets))
+        at, begin, end = targets[order], offsets[order], (offsets + nbytes)[order]
+        first = np.flatnonzero(np.append(True, at[1:] != at[:-1]))
+        last = np.append(first[1:], len(at)) - 1
+        queue = np.repeat(np.arange(len(first)), last - first + 1)
+        before = np.append(0.0, end[:-1])
+        before[first] = self._ends[at[first]]
+        seeks = begin != before
+        service = seconds[order] + self.seek_seconds * seeks
+        arrived = arrivals[order].astype(np.float64)
+        arrived[first] = np.maximum(arrived[first], self.free[at[first]])
+        served = np.cumsum(service)
+        served -= (served - service)[first][queue]
+        slack = arrived - (served - service)
+        lift = queue * (np.ptp(slack) + 1.0)  # no queue waits for the one before it
+        done = np.maximum.accumulate(slack + lift) - lift + served
+        self.free[at[last]], self._ends[at[last]] = done[last], end[last]
+        self.seeks += int(seeks.sum())
+        result: Array = np.empty_like(done)
+        result[order] = done
+        return result
 
 
 def _rounds(rounds: Iterable[tuple[int, Ints]]) -> float:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +17,6 @@ from support import cli, commands_of
 from typer.main import get_command
 
 import dsprep
-from dsprep import formats
 from dsprep.bench import reading
 from dsprep.cli import app, demo
 from dsprep.errors import UsageError
@@ -76,10 +72,8 @@ def test_a_dry_run_sees_what_the_run_sees(words, train, tmp_path):
     ("text", "in_python"),
     [
         ("add --restart, or --overwrite", "add restart=True, or overwrite=True"),
-        ("name it with --to", "name it with to="),
         ("use --compress gzip, --stripe-size 4096", "use compress='gzip', stripe_size=4096"),
         ("read them with --samples 0:12; --chunk 8.", "read them with samples='0:12'; chunk=8."),
-        ("--split 'a=1,b' names one", "split='a=1,b' names one"),
         ("--shard-size or --samples", "shard_size= or samples="),
         ("dsprep repack A B --shuffle 3; --memory", "dsprep repack A B --shuffle 3; memory="),
         ("--other and --to-day", "--other and --to-day"),
@@ -123,16 +117,6 @@ def test_what_an_interrupted_run_wrote_counts_as_space(train, tmp_path, monkeypa
     cli("convert", train, out)
 
 
-# --- sizes and names -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("word", "name"), [("h5", "hdf5"), ("HDF5", "hdf5"), ("tfrecords", "tfrecord"), ("mdb", "lmdb")]
-)
-def test_formats_are_named_as_people_name_them(word, name):
-    assert formats.named(word).name == name
-
-
 # --- the rest --------------------------------------------------------------------------------
 
 
@@ -157,14 +141,6 @@ def test_demo(tmp_path, monkeypatch):
     assert text.count("groups: the same bit for bit") == 1
     assert re.search(r"dsprep.Reader, in groups  computing \d+ %, [\d,]+ samples/s, ", text)
     assert max(map(len, text.splitlines())) <= 80
-
-
-def test_the_program_itself(train, tmp_path):
-    odd = os.fsencode(tmp_path) + b"/\xff.h5"
-    program = [sys.executable, "-m", "dsprep", "convert", os.fsencode(train)]
-    subprocess.run([*program, odd], capture_output=True, check=True)
-    lineage = json.loads(Path(os.fsdecode(odd + b".dsprep.json")).read_text())["lineage"]
-    assert lineage["version"] == dsprep.__version__
 
 
 def test_messages_name_options_that_exist():

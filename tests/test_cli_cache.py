@@ -6,13 +6,11 @@ import os
 import time
 
 import pytest
-from support import cli, fails
+from support import cli
 from test_cache import compared, repacked
 
 import dsprep
 from dsprep.cache.folder import CacheFolder
-from dsprep.errors import UsageError
-from dsprep.verbs.cache import purge
 
 
 def run(*words, code=0):
@@ -30,22 +28,6 @@ def cache(path, tmp_path):
     """With a copy of the dataset, which is complete."""
     compared(path, tmp_path / "cache")
     return tmp_path / "cache"
-
-
-def test_what_a_cache_holds_is_listed(path, cache):
-    text = run("list", cache)
-    assert "whole  13 of 13" in text
-    assert str(path) in text
-    assert "copies  1, 0 in use" in text
-    with dsprep.Reader(path, 8, cache=cache, mini_epochs=3) as reader:
-        list(reader)
-        found = run("list", cache, "--json")
-        assert [c["in_use"] for c in found["copies"]].count(True) >= 1
-        assert found["nbytes"] == sum(c["nbytes"] for c in found["copies"]) > 0
-        assert found["free"] > 0
-        assert "mini-epoch" in run("list", cache)
-    (cache / CacheFolder(cache).names()[0] / "copy.json").write_text("{")
-    assert "worthless" in run("list", cache)
 
 
 def test_nothing_that_is_in_use_is_removed(path, cache):
@@ -78,5 +60,3 @@ def test_what_is_removed_is_chosen(path, cache, tmp_path, monkeypatch):
     (cache / ".left.dsprep-cache-partial").mkdir()
     assert len(run("purge", cache, "--all", "--json")["removed"]) == 2
     assert [p.name for p in cache.iterdir()] == ["dsprep-cache.lock"]
-    for wrong in ({}, {"everything": True, "dataset": other}):
-        fails(lambda: purge(cache, **wrong), UsageError, "not clear")

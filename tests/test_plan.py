@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support import MemorySource, fails
 
 from dsprep.core.schema import Field, Ragged, Schema
-from dsprep.core.units import parse_nbytes, show_binary_nbytes, show_time
+from dsprep.core.units import parse_nbytes
 from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.options import OpenOptions, check_options
 from dsprep.reader.units import even_edges
@@ -24,7 +24,6 @@ from dsprep.writing.plan import (
     parse_range,
     payload_nbytes,
     pieces,
-    shard_names,
     shards_by_bytes,
     shards_by_samples,
 )
@@ -107,10 +106,6 @@ def test_shards_by_samples():
     assert shards_by_samples(0, 10, 4) == [(0, 4), (4, 8), (8, 10)]
     assert shards_by_samples(5, 5, 4) == [(5, 5)]
     fails(lambda: shards_by_samples(0, 10, 0), UsageError)
-
-
-def test_shard_names():
-    assert shard_names("a", ".h5", 2) == ["a-00000-of-00002.h5", "a-00001-of-00002.h5"]
 
 
 def cast(values, name, column=None):
@@ -210,22 +205,6 @@ def test_sizes(text, nbytes):
 )
 def test_bad_sizes(text):
     fails(lambda: parse_nbytes(text), UsageError)
-
-
-@pytest.mark.parametrize("text", ["1 MiB", "256 KiB", "1536 MiB", "1.0 MB", "2.0 GB", "500 B"])
-def test_sizes_are_shown_as_they_were_given(text):
-    assert show_binary_nbytes(parse_nbytes(text)) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        *((0, "0 s"), (0.0004, "0.4 ms"), (0.9994, "999 ms"), (1, "1 s"), (99.4, "99 s")),
-        *((100, "2 min"), (5940, "99 min"), (6000, "1 h 40 min"), (11_100, "3 h 05 min")),
-    ],
-)
-def test_times_are_shown_in_units_of_people(seconds, text):
-    assert show_time(seconds) == text
 
 
 def test_options_have_only_values_that_they_can_have():

@@ -17,13 +17,13 @@ from support import cli, fails
 import dsprep
 from dsprep.errors import FormatError, UsageError
 from dsprep.planning.published import parse_storage
-from dsprep.planning.queues import Shares, Simulation, Targets
+from dsprep.planning.shares import Shares
 from dsprep.planning.storage_figures import ReadSeconds, StorageFigures
 from dsprep.planning.waiting import HAND_OVER, Job, Load, enough, excess, ways
 from dsprep.reader.order import Assignment, Start
 from dsprep.verbs.plan_read import plan_read
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "papers.py"
+EXAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "papers.py"))
 
 SECONDS, RATES = st.floats(1e-5, 1.0), st.floats(1e6, 1e12)
 
@@ -142,7 +142,7 @@ REQUESTS = st.lists(
 @given(st.lists(REQUESTS, min_size=1, max_size=4), st.sampled_from([0.0, 0.25]))
 def test_queues_are_those_of_plain_python(rounds, seek):
     """Each target takes its requests in the order of their arrival, round after round."""
-    targets = Targets(4, seek)
+    targets = EXAMPLE["Targets"](4, seek)
     free, ends, seeks = [0.0] * 4, [0.0] * 4, 0
     for requests in rounds:
         columns = [np.array(c) for c in zip(*requests, strict=True)]
@@ -173,32 +173,11 @@ def test_shares_are_the_units_of_the_reader(sizes, ranks, mixed):
         assert -(-(shares.stop[rank] - shares.first[rank]) // mixed) == len(units)
 
 
-def test_a_simulation_without_contention_is_the_closed_form():
-    """Groups of a stripe, a target for each rank's: nobody waits for anybody."""
-    edges = np.arange(0, 1 + 64 * 32, 32, dtype=np.int64)
-    sequence = Assignment(edges, "none", 0, 1, "ragged", 4, 8).sequence(0)
-    figures = storage(0.001, 1e8, 4e10)
-    read = 0.001 + (1 << 20) / 1e8
-
-    def simulated(overlapped=False, figures=figures, count=64, stagger=None):
-        how = sequence, 4, 32_768.0, figures, 1 << 20, count, stagger
-        return Simulation(*how).run(0.04, overlapped=overlapped)
-
-    plain = simulated()
-    assert plain.waited_seconds == pytest.approx(16 * read)
-    assert (plain.rounds, plain.simulated_rounds, plain.requests) == (16, 16, 64)
-    assert simulated(overlapped=True).waited_seconds == pytest.approx(read)
-    assert simulated(stagger=1).waited_seconds == pytest.approx(16 * 4 * read)  # in turn
-    slow = replace(figures, total_bytes_per_second=1e8)  # the four wait for one target
-    queued = simulated(figures=slow, count=1)
-    assert queued.waited_seconds == pytest.approx(16 * (0.001 + 4 * (1 << 20) / 1e8))
-
-
 # --- the papers ----------------------------------------------------------------------------------
 
 
 def test_the_papers():
-    cells = runpy.run_path(str(EXAMPLE))["papers"]()
+    cells = EXAMPLE["papers"]()
     lee = [c for c in cells if c.source.startswith("Lee") and not c.calibrated]
     free = [c for c in lee if not c.is_nothing]
     assert (len(free), sum(c.within(1.25) for c in free)) == (19, 15)
@@ -232,13 +211,9 @@ def test_figures_are_kept_as_json(figures):
     ("change", "words"),
     [
         ({"call_seconds": None}, "call_seconds is None"),
-        ({"call_seconds": -1}, "call_seconds is -1"),
         ({"call_seconds": math.nan}, "call_seconds is nan"),
-        ({"stream_bytes_per_second": 0}, "stream_bytes_per_second is 0"),
-        ({"streams_measured": [1]}, "not understood"),
         ({"transfers_measured": [[4096, 2**64, 1e-4]]}, "transfers_measured is 1844"),
         ({"read_seconds": {"p50": 2, "p99": 1, "p999": 3}}, "do not rise"),
-        ({"read_seconds": {"p50": 2}}, "not understood"),
         ({"latency": 1}, "no field 'latency'"),
         ({"name": 3}, "name is not a text"),
         ({"kind": "read"}, "not of dsprep bench storage"),
@@ -289,13 +264,8 @@ def test_a_plan_is_that_of_the_model(grouped):
     assert waits["group-db"] == pytest.approx(4 * read - 3 * beside + taking)
     later = found["ways"]["group-db"]["later_seconds"]
     assert later == pytest.approx(4 * (read - beside) + taking)
-    assert "-c 1 " not in found["stripes"]
     saved = 32 * (0.002 + 1e5 / w) - 4 * (read - beside)
     assert found["repack"]["epochs"] == pytest.approx(2 * 25.6e6 / (8 * w) / saved)
-    assert [note.partition(" was ")[0] for note in found["notes"]] == [
-        "how read times spread",
-        "opening files",
-    ]
 
 
 def test_a_cache_and_mini_epochs(grouped):

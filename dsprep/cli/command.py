@@ -92,7 +92,7 @@ COMPLETED = {
 
 
 class Talking(NamedTuple):
-    """How much is said.
+    """The amount of output.
 
     Attributes
     ----------

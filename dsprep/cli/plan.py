@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,6 @@ from dsprep.cli.command import command
 from dsprep.cli.report import fail, note, print_json, print_rows, print_table, say
 
 if TYPE_CHECKING:
-    from dsprep.planning.queues import Simulated
     from dsprep.verbs.plan_read import ReadPlan
 
 NOTHING = 1e-7
@@ -32,13 +30,10 @@ def plan(
     tier: str | None = None,
     epochs: int = 1,
     tier_rate: str | None = None,
-    simulate: bool = False,
-    targets: int | None = None,
-    stagger: int | None = None,
     sidecar: Path | None = None,
     json: bool = False,
 ) -> None:
-    r"""Predict what a job needs from storage, and what it waits for.
+    """Predict what a job needs from storage, and what it waits for.
 
     Nothing but the sidecar is read: a closed form on dsprep's own order of groups. A fast tier is
     planned by the model of Xu et al. (PDSW 2021), Eq. 1 with MIN in place of the MAX that is
@@ -69,12 +64,6 @@ def plan(
         Epochs of the training, with a fast tier: S.
     tier_rate : RATE
         The rate of the tiers of all nodes together.
-    simulate
-        Simulate queues at targets.
-    targets
-        Targets that hold the data, with --simulate (64; of one node: 1).
-    stagger
-        Ranks that read at a time, with --simulate.
     sidecar
         The sidecar, if not beside the data.
     json
@@ -84,8 +73,7 @@ def plan(
     --------
     dsprep plan x.h5 --nodes 64 -M 64 --compute 12ms --storage storage.json
     dsprep plan x.h5 -M 32 --compute 50ms --storage cori --tier 1.6TB --epochs 90
-    dsprep plan x.h5 --nodes 64 -M 2 --compute 129ms --simulate \
-        --storage latency=1ms,stream=500MB/s,total=20GB/s
+    dsprep plan x.h5 -M 2 --compute 129ms --storage latency=1ms,stream=500MB/s
 
     Notes
     -----
@@ -98,20 +86,16 @@ def plan(
 
     if tier is None and (epochs != 1 or tier_rate is not None):
         fail("--epochs and --tier-rate are those of --tier", 2)
-    if not simulate and (targets, stagger) != (None, None):
-        fail("--targets and --stagger are those of --simulate", 2)
     job = Job(nodes, ranks_per_node, batch_size, parse_seconds(compute), threads)
     tiers = None
     if tier is not None:
         rate = None if tier_rate is None else parse_rate(tier_rate)
         tiers = {"capacity": parse_nbytes(tier), "epochs": epochs, "fast": rate}
     made = plan_read(data, job, parse_storage(storage), buffer_size, tiers, sidecar)
-    queues = made.simulated(targets, stagger) if simulate else {}
     if json:
-        queued = {name: asdict(queue) for name, queue in queues.items()}
-        print_json({**made.to_json(), "simulated": queued})
+        print_json(made.to_json())
         return
-    print_rows([*_rows(made, queues).items()])
+    print_rows([*_rows(made).items()])
     say("")
     print_table(_table(made))
     for line in made.notes:
@@ -132,8 +116,8 @@ def _table(plan: ReadPlan) -> list[Sequence[str]]:
     return rows
 
 
-def _rows(plan: ReadPlan, queues: Mapping[str, Simulated]) -> dict[str, str]:
-    """Return what the job needs and what is advised, by heading, and what a simulation gave."""
+def _rows(plan: ReadPlan) -> dict[str, str]:
+    """Return the needs of the job and what is advised, by heading."""
     from dsprep.bench.report.tables import digits, show_seconds
     from dsprep.core.units import show_nbytes
 
@@ -171,12 +155,4 @@ def _rows(plan: ReadPlan, queues: Mapping[str, Simulated]) -> dict[str, str]:
     if not plan.grouped:
         rows["repack"] = f"{show_seconds(repack.rewrite_seconds)} by all ranks; {pays}"
     rows["staging"] = f"{show_seconds(facts['staging_seconds'])} to all nodes"
-    for name, queue in queues.items():
-        closed = plan.ways[name].exposed_seconds + plan.ways[name].skew_seconds
-        words = f"waits {show_seconds(queue.waited_seconds)} in queues ({show_seconds(closed)} in "
-        words += f"closed form); {queue.seeks:,} of {queue.requests:,} requests seek, the busiest "
-        words += f"target works {queue.busiest:.3g} times the mean"
-        rows[f"{name}, simulated"] = (
-            words + f"; {queue.simulated_rounds:,} of {queue.rounds:,} groups a rank"
-        )
     return {**rows, **(plan.tier.rows() if plan.tier else {}), "predicted": plan.predicted}

@@ -30,7 +30,7 @@ SECONDS = 30.0
 
 
 class Verbosity(IntEnum):
-    """How much a command says: results, notes and errors always."""
+    """The amount that a command says: results, notes and errors always."""
 
     quiet = -1
     usual = 0
@@ -228,37 +228,33 @@ def print_done(rows: list[tuple[str, str]]) -> None:
 def progress_bar(
     label: str, samples: int, payload: int, show: bool, unit: str = "samples"
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show how far a command is, with rate and time left, on stderr.
+    """Show how far a command is, with the time left, on stderr.
 
     Yields the function to call with (samples or what `unit` says, payload bytes) done so far.
     """
     total = max(1, payload)
-    columns = ("bar", f"{{task.fields[count]:,}}/{samples:,} {unit}", "bytes", "rate", "left")
-    with _shown(label, columns, show, count=0) as update:
-
-        def progress(done: int, nbytes: int) -> None:
-            words = f"{done:,} of {samples:,} {unit}, {nbytes / total:.0%}"
-            update(min(nbytes, total), total, words, count=done)
-
-        yield progress
+    with _shown(label, show) as update:
+        yield lambda done, nbytes: update(
+            min(nbytes, total), total, f"{done:,} of {samples:,} {unit}, {nbytes / total:.0%}"
+        )
 
 
 @contextmanager
 def count_bar(label: str, show: bool) -> Iterator[Callable[[int, int], None]]:
     """Show a count on stderr. Yields the function to call with (done, of how many)."""
-    with _shown(label, ("bar", "count", "left"), show) as update:
+    with _shown(label, show) as update:
         yield lambda done, total: update(done, total, f"{done:,} of {total:,}")
 
 
 @contextmanager
 def byte_bar(label: str, show: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show bytes, rate and time left on stderr.
+    """Show bytes and the time left on stderr.
 
     Yields the function to call with (done, of how many), from any thread.
     """
     from dsprep.core.units import show_nbytes
 
-    with _shown(label, ("bar", "bytes", "rate", "left"), show) as update:
+    with _shown(label, show) as update:
         yield lambda done, total: update(
             done, total, f"{show_nbytes(done)} of {show_nbytes(total)}, {done / max(1, total):.0%}"
         )
@@ -270,56 +266,36 @@ def run_bar() -> Iterator[Callable[[int, int, str], None]]:
 
     Yields the function to call with (done, of how many, what is being done).
     """
-    columns = ("bar", "count", "left", "{task.fields[run]}")
-    with _shown("runs", columns, True, run="") as update:
-        yield lambda done, total, words: update(
-            done, total, f"{done:,} of {total:,}, {words}", run=printable(words)
-        )
+    with _shown("runs", True) as update:
+        yield lambda done, total, words: update(done, total, f"{done:,} of {total:,}, {words}")
 
 
 @contextmanager
-def _shown(
-    label: str, columns: Sequence[str], show: bool, **fields: Any
-) -> Iterator[Callable[..., None]]:
+def _shown(label: str, show: bool) -> Iterator[Callable[[int, int, str], None]]:
     """Show progress as a bar where stderr is a terminal, else as a line now and then.
 
-    Yields the function to call with what is done, of how much, that in words, and `fields`.
+    Yields the function to call with what is done, of how much, and that in words.
     """
     with step(label):
         if not show or current_verbosity() < Verbosity.usual:
-            yield lambda done, total, words, **fields: None
+            yield lambda done, total, words: None
         elif not sys.stderr.isatty():
             yield _Lines(label)
         else:
-            with _bar(columns) as bar:
-                task = bar.add_task(label, total=None, **fields)
-                yield lambda done, total, words, **fields: bar.update(
-                    task, completed=done, total=total, **fields
+            with _bar() as bar:
+                task = bar.add_task(label, total=None, words="")
+                yield lambda done, total, words: bar.update(
+                    task, completed=done, total=total, words=printable(words)
                 )
 
 
-def _bar(columns: Sequence[str]) -> Progress:
+def _bar() -> Progress:
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        MofNCompleteColumn,
-        Progress,
-        ProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    known: dict[str, Callable[[], ProgressColumn]] = {
-        "bar": BarColumn,
-        "bytes": DownloadColumn,
-        "count": MofNCompleteColumn,
-        "left": TimeRemainingColumn,
-        "rate": TransferSpeedColumn,
-    }
-    drawn = [known[c]() if c in known else TextColumn(c, markup=False) for c in columns]
-    return Progress("{task.description}", *drawn, console=Console(stderr=True), transient=True)
+    words = TextColumn("{task.fields[words]}", markup=False)
+    columns = ("{task.description}", BarColumn(), words, TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 class _Lines:
@@ -329,7 +305,7 @@ class _Lines:
         self._label = label
         self._began = self._last = time.monotonic()
 
-    def __call__(self, done: int, total: int, words: str, **fields: Any) -> None:
+    def __call__(self, done: int, total: int, words: str) -> None:
         now = time.monotonic()
         if now - self._last < SECONDS:
             return

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RunArguments(TypedDict, total=False):
-    """How an output is made: arguments of functions.
+    """Options of the run.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class RunArguments(TypedDict, total=False):
 
 
 class ConvertArguments(RunArguments, total=False):
-    """How the target is written.
+    """Options of the target.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class ConvertArguments(RunArguments, total=False):
 
 
 class WriteArguments(TypedDict, total=False):
-    """What `repack` and `write` make, and how, where that is given by name."""
+    """Options of `write`, and of `repack` among others."""
 
     to: str | None
     buffer_size: str | int
@@ -92,7 +92,7 @@ class WriteArguments(TypedDict, total=False):
 
 
 class RepackArguments(WriteArguments, total=False):
-    """How the target is written.
+    """Options of the target.
 
     Attributes
     ----------
@@ -137,7 +137,7 @@ class RepackArguments(WriteArguments, total=False):
 
 
 class OrderArguments(TypedDict, total=False):
-    """Which samples come, and in which order: as of the Reader.
+    """Options of the order, as of the Reader.
 
     Attributes
     ----------

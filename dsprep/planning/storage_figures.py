@@ -49,7 +49,7 @@ class ReadSeconds(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StorageFigures:
-    """What a storage gives. None, 0 nodes and empty texts: not measured.
+    """The speed of a storage. None, 0 nodes and empty texts: not measured.
 
     Attributes
     ----------

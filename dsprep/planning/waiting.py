@@ -38,7 +38,7 @@ POINTS = 2001
 
 @dataclass(frozen=True)
 class Job:
-    """What trains: `compute` is the seconds of a step without I/O, `batch_size` that of a rank."""
+    """A training: `compute` is the seconds of a step without I/O, `batch_size` that of a rank."""
 
     nodes: int
     ranks_per_node: int
@@ -54,7 +54,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Load:
-    """What an epoch reads: samples, units and steps are those of the busiest rank."""
+    """The reads of an epoch: samples, units and steps are those of the busiest rank."""
 
     samples: int
     units: int  # that are read as a whole

@@ -29,7 +29,7 @@ from dsprep.verbs.counting import Counter, EpochAudit, Parts
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What every rank delivers.
+    """The samples that every rank delivers.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class AuditReport:
 
     @property
     def kept(self) -> bool:
-        """Whether the promise of the remainder policy was kept in every epoch, or pass."""
+        """True if the promise of the remainder policy was kept in every epoch, or pass."""
         return not any(e.problems for e in self.epochs)
 
     @property

@@ -25,7 +25,7 @@ MOST = 1000
 
 @dataclass(frozen=True)
 class BreakEven:
-    """What a rewrite costs, and what it saves each epoch.
+    """The cost of a rewrite, and its savings in each epoch.
 
     Attributes
     ----------

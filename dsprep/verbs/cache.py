@@ -65,7 +65,7 @@ def purge(
 
 
 def _is_of(info: CopyInfo, dataset: Path) -> bool:
-    """Whether a copy is one of a dataset, however its path is written."""
+    """Return whether a copy is one of a dataset, however its path is written."""
     if not info.dataset:
         return False
     known = Path(info.dataset)

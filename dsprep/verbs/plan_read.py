@@ -16,7 +16,7 @@ import numpy as np
 
 from dsprep.errors import UsageError
 from dsprep.planning import waiting
-from dsprep.planning.queues import Shares, Simulated, Simulation
+from dsprep.planning.shares import Shares
 from dsprep.planning.storage_figures import StorageFigures
 from dsprep.planning.waiting import Job, Load, Way
 from dsprep.reader.data import Paths, open_data
@@ -24,15 +24,12 @@ from dsprep.reader.order import Assignment, Sequence
 from dsprep.reader.units import cut_units, group_edges, sample_nbytes
 from dsprep.verbs.break_even import BreakEven
 from dsprep.verbs.tiers import TierPlan, fitted
-from dsprep.writing.stripes import LUSTRE_DEFAULT, Stripe, detect, hint
-
-TARGETS = 64
-"""Targets that hold the data of many nodes, where nothing else is said."""
+from dsprep.writing.stripes import Stripe, detect, hint
 
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """What a job needs from storage, and what it waits for.
+    """The needs of a job, and its waits for storage.
 
     Attributes
     ----------
@@ -63,7 +60,7 @@ class ReadPlan:
 
     @cached_property
     def load(self) -> Load:
-        """What an epoch reads."""
+        """The reads of an epoch."""
         shares = Shares.of(self.sequence, self.job.ranks)
         samples = int(shares.samples.max())
         units = int((-(-(shares.stop - shares.first) // self.mixed)).max())
@@ -79,7 +76,7 @@ class ReadPlan:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What the job needs, and what is advised.
+        """The needs of the job, and advice.
 
         ``needed_bytes_per_second`` of all nodes together is BW_min, b*S/t, of Mathuriya et al.
         (SC18); ``given_bytes_per_second`` the storage gives to all ranks. ``opens`` are those of
@@ -111,7 +108,7 @@ class ReadPlan:
 
     @property
     def repack(self) -> BreakEven:
-        """What a rewrite by all ranks costs, and what reading its groups saves."""
+        """The cost of a rewrite by all ranks, and the savings of reading its groups."""
         seconds = 2 * self.load.nbytes / self.facts["given_bytes_per_second"]  # and written
         each, together = (self.ways[name].later_seconds for name in ("sample", "group-db"))
         count = self.load.samples
@@ -119,7 +116,7 @@ class ReadPlan:
 
     @property
     def verdict(self) -> str:
-        """Whether training waits for this storage, and what is enough."""
+        """A sentence on whether training waits for this storage, and what is enough."""
         shares = {name: way.utilisation for name, way in self.ways.items()}
         each, ours = shares["sample-prefetch"], shares["dsprep"]
         if each >= waiting.BUSY:
@@ -137,36 +134,14 @@ class ReadPlan:
 
     @property
     def predicted(self) -> str:
-        """How far the storage may be from its figures."""
+        """A sentence on how far the storage may be from its figures."""
         if (ratio := self.figures.rounds_ratio) is None:
             return "by a closed form; how much the storage varies was not measured"
         return f"by a closed form; rounds of bench storage differed by up to {ratio:.3g} times"
 
-    def simulated(
-        self, targets: int | None = None, stagger: int | None = None
-    ) -> dict[str, Simulated]:
-        """Return what a simulation gives for groups, without and with a second buffer.
-
-        The data are striped over so many targets (None: 64; one where there is one node), and so
-        many ranks read at a time (None: all).
-
-        Raises
-        ------
-        UsageError
-            If the bandwidth of all targets is not known.
-        """
-        if self.figures.total_bytes_per_second is None:
-            raise UsageError("--simulate needs the bandwidth of all targets", fix="give total=")
-        targets = targets or (TARGETS if self.job.nodes > 1 else 1)
-        stripe, compute = max(self.stripe.nbytes, LUSTRE_DEFAULT), self.facts["epoch_seconds"]
-        how = self.sequence, self.job.ranks, self.sample_nbytes, self.figures, stripe, targets
-        simulation, rounds = Simulation(*how, stagger), (self.load.units - 1) * self.mixed + 1
-        ways = {"group": False, "group-db": True}
-        return {name: simulation.run(compute / rounds, overlapped=o) for name, o in ways.items()}
-
     @property
     def notes(self) -> list[str]:
-        """What the prediction lacks, one sentence each."""
+        """Gaps of the prediction, one sentence each."""
         figures, nodes = self.figures, self.job.nodes
         total, few = figures.total_bytes_per_second, 0 < figures.nodes < self.job.nodes
         lines = {

@@ -41,7 +41,7 @@ ROUNDING = 2 * 4096
 
 @dataclass(frozen=True)
 class Point:
-    """What one repeating factor gives.
+    """The effect of one repeating factor.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class TierPlan:
-    """How a dataset is trained on with a fast tier.
+    """A training on a dataset with a fast tier.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class TierPlan:
 
     @property
     def copied(self) -> float:
-        """What nodes copy of a mini-epoch, in its bytes: of a group in two pools, both copy all."""
+        """The copies of a mini-epoch, in its bytes: of a group in two pools, both copy all."""
         return 1 + (self.job.nodes - 1) * self.mini_epochs / self.groups
 
     @property
@@ -142,13 +142,13 @@ class TierPlan:
 
     @property
     def before(self) -> Point:
-        """What training gets from the capacity tier alone."""
+        """The effect of the capacity tier alone."""
         given = min(self.consumed, self.pfs)
         return Point(1, given, given, 1 - given / self.consumed)
 
     @property
     def after(self) -> Point:
-        """What it gets by this plan, once the first mini-epoch is copied."""
+        """The effect of this plan, once the first mini-epoch is copied."""
         return self.at(self.repeats)
 
     @property
@@ -168,12 +168,12 @@ class TierPlan:
 
     @property
     def outer_epochs(self) -> float:
-        """How often all mini-epochs come in the training: S / rf."""
+        """The epochs of mini-epochs that the training has: S / rf."""
         return self.epochs / self.repeats
 
     @property
     def passes_per_sample(self) -> tuple[int, int]:
-        """How often the training passes each sample: at least, and at most."""
+        """The passes of a sample: at least, and at most."""
         parts, repeats = self.mini_epochs, self.repeats
         cycles, rest = divmod(self.passes, parts * repeats)
         fewest = max(0, rest - (parts - 1) * repeats)
@@ -199,7 +199,7 @@ class TierPlan:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What may go wrong, one sentence each."""
+        """Risks, one sentence each."""
         lines = [*self._of_order(), *slow_convergence(self.samples, self.groups, self.epochs)]
         many = [f"{self.mini_epochs:,} mini-epochs"] if self.mini_epochs > MANY else []
         many += [f"{self.repeats:,} repeats"] if self.repeats > MANY else []

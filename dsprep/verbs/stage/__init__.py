@@ -35,7 +35,7 @@ THREADS = 8
 
 @dataclass(frozen=True)
 class StageReport:
-    """What is needed, and what was staged of it.
+    """The groups that are needed, and those that were staged.
 
     Attributes
     ----------

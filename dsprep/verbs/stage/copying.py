@@ -60,7 +60,7 @@ class PiecesNeeded:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was copied, or would be.
+    """The bytes that were copied, or would be.
 
     Attributes
     ----------
