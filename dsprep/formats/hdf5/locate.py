@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from array import array
 from collections.abc import Mapping
-from itertools import chain
-from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.core.filters import decode
-from dsprep.core.schema import Ints
 from dsprep.errors import FormatError
 from dsprep.formats.located import Unlocated
 from dsprep.layout.describe import Chunking
@@ -116,7 +114,6 @@ def check_chunks(dataset: Any, start: int, stop: int, where: object) -> None:
 
 CHUNK = np.dtype([("address", "<i8"), ("nbytes", "<u4"), ("mask", "<u4")])
 
-_AT_ONCE = 1 << 15
 _FEW = 1 << 20
 
 
@@ -145,30 +142,29 @@ def chunk_table(dataset: Any, file_nbytes: int) -> NDArray[Any] | None:
         return None
     if chunks > _FEW and dataset.id.get_num_chunks() < chunks // 64:
         return None
-    table = np.zeros(chunks, CHUNK)
-    table["address"] = -1
-    shape = np.array(dataset.chunks, np.int64)
     where = f"{dataset.file.filename}, field {str(dataset.name).strip('/')}"
-    pending: list[Any] = []
-    listed = noted = 0
-
-    def flush() -> None:
-        nonlocal listed, noted
-        if pending:
-            stored, entered = _enter(pending, table, shape, grid, where)
-            listed, noted = listed + stored, noted + entered
-            pending.clear()
+    rows, rank = array("q"), len(grid)
 
     def note(chunk: Any) -> None:
-        pending.append(chunk)
-        if len(pending) == _AT_ONCE:
-            flush()
+        corner, mask, address, nbytes = chunk
+        rows.extend((*corner, -1 if address is None else address, nbytes, mask))
 
     dataset.id.chunk_iter(note)
-    flush()
-    if listed != noted or (dataset.id.get_num_chunks() and misplaced(dataset, table)):
+    listed = np.array(rows, np.int64).reshape(-1, rank + 3)
+    listed = listed[listed[:, rank] >= 0]
+    indices, rest = np.divmod(listed[:, :rank], np.array(dataset.chunks, np.int64))
+    inside = (indices < np.array(grid)).all(axis=1) & ~rest.any(axis=1)
+    numbers = np.ravel_multi_index(tuple(indices[inside].T), grid)
+    if bool((listed[:, rank + 1] >> 32).any()):
+        raise FormatError("a chunk is larger than the format allows", where=where)
+    table = np.zeros(chunks, CHUNK)
+    table["address"] = -1
+    table["address"][numbers], table["nbytes"][numbers] = listed[inside, rank : rank + 2].T
+    table["mask"][numbers] = listed[inside, rank + 2] & 0xFFFFFFFF
+    # By a damaged index the library finds other chunks than it lists.
+    if not inside.all() or (dataset.id.get_num_chunks() and misplaced(dataset, table)):
         return None
-    if noted != int(np.count_nonzero(table["address"] >= 0)):
+    if len(numbers) != int(np.count_nonzero(table["address"] >= 0)):
         raise FormatError("the index of the chunks names one of them twice", where=where)
     return table
 
@@ -177,33 +173,6 @@ def _corner(dataset: Any, number: int) -> tuple[int, ...]:
     """Return the first element of a chunk, by its number in C order."""
     indices = np.unravel_index(number, grid_of(dataset))
     return tuple(int(p) * int(c) for p, c in zip(indices, dataset.chunks, strict=True))
-
-
-def _enter(
-    pending: list[Any], table: NDArray[Any], shape: Ints, grid: tuple[int, ...], where: str
-) -> tuple[int, int]:
-    """Put what the library stated into the table; return how many chunks it states and entered.
-
-    Those that are not at the corners of the grid are not entered: the index is damaged, and the
-    library finds other chunks by it than it lists.
-    """
-    n = len(pending)
-    corners = chain.from_iterable(map(itemgetter(0), pending))
-    indices, rest = np.divmod(np.fromiter(corners, np.int64, n * len(grid)).reshape(n, -1), shape)
-    address = np.fromiter((-1 if c[2] is None else c[2] for c in pending), np.int64, n)
-    nbytes = np.fromiter(map(itemgetter(3), pending), np.int64, n)
-    mask = np.fromiter(map(itemgetter(1), pending), np.int64, n)
-    stored = address >= 0
-    inside = stored & (indices < np.array(grid)).all(axis=1) & ~rest.any(axis=1)
-    numbers = np.ravel_multi_index(tuple(indices[inside].T), grid)
-    if bool((nbytes >> 32).any()):
-        raise FormatError(
-            "a chunk is larger than the format allows", where=where, found=f"{nbytes.max()} bytes"
-        )
-    table["address"][numbers] = address[inside]
-    table["nbytes"][numbers] = nbytes[inside]
-    table["mask"][numbers] = mask[inside] & 0xFFFFFFFF
-    return int(np.count_nonzero(stored)), len(numbers)
 
 
 def misplaced(dataset: Any, table: NDArray[Any]) -> bool:

@@ -91,8 +91,6 @@ class Header:
         In the file's order.
     attrs
         Attributes of the file.
-    notes
-        What was assumed or left out, one clause each.
     """
 
     version: int
@@ -101,7 +99,6 @@ class Header:
     dimensions: tuple[str, ...]
     variables: tuple[Variable, ...]
     attrs: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
 
     def shape(self, variable: Variable) -> tuple[int, ...]:
         """Return the shape of a variable, with the axis of records."""
@@ -135,9 +132,8 @@ def read_header(file: Handle) -> Header:
     dimensions = [(cursor.name()[0], cursor.count()) for _ in cursor.items(_DIMENSION)]
     if sum(not n for _, n in dimensions) > 1:
         raise cursor.wrong("two dimensions have no length", "one, that of the records")
-    lost: list[str] = []
-    attrs = cursor.attributes("the file", lost)
-    variables = tuple(cursor.variable(dimensions, lost) for _ in cursor.items(_VARIABLE))
+    attrs = cursor.attributes()
+    variables = tuple(cursor.variable(dimensions) for _ in cursor.items(_VARIABLE))
     names = {v.name for v in variables}
     if len(names) < len(variables):
         raise FormatError("two variables have the same name", where=file.path)
@@ -152,7 +148,6 @@ def read_header(file: Handle) -> Header:
         dimensions=tuple(name for name, _ in dimensions),
         variables=variables,
         attrs=attrs,
-        notes=tuple(f"left out attributes of {each}" for each in lost),
     )
     _check_extents(header, cursor.at, file)
     return header
@@ -259,21 +254,18 @@ class _Cursor:
             raise self.wrong(f"{subject} has a type that does not exist", found=code)
         return code
 
-    def attributes(self, of: str, lost: list[str]) -> dict[str, Any]:
-        """Return a list of attributes; those that cannot be kept are added to `lost`."""
+    def attributes(self) -> dict[str, Any]:
+        """Return a list of attributes; of a name that comes twice, the first one."""
         values: dict[str, Any] = {}
         for _ in self.items(_ATTRIBUTE):
-            name, problem = self.name()
+            name, _ = self.name()
             code, count = self.type("an attribute"), self.count()
             dtype = TYPES[code]
             data = self.padded(count * dtype.itemsize, "the value of an attribute")
-            if problem or name in values:
-                lost.append(f"{of}: the name {name} {problem or 'comes twice'}")
-            else:
-                values[name] = _text(data) if code == CHAR else _values(data, dtype)
+            values.setdefault(name, _text(data) if code == CHAR else _values(data, dtype))
         return values
 
-    def variable(self, dimensions: list[tuple[str, int]], lost: list[str]) -> Variable:
+    def variable(self, dimensions: list[tuple[str, int]]) -> Variable:
         """Return a variable of these dimensions, which are names and lengths."""
         name, problem = self.name()
         if problem:
@@ -289,7 +281,7 @@ class _Cursor:
             raise self.wrong(
                 f"variable {name} has the records' dimension in another place than the first"
             )
-        attrs = self.attributes(name, lost)
+        attrs = self.attributes()
         code = self.type(f"variable {name}")
         self.count()  # its bytes, which do not fit in here if it is large
         begin = self.number(8 if self.far else 4, "an offset")

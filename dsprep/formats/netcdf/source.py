@@ -51,7 +51,7 @@ def parse(file: Handle, options: OpenOptions) -> Parsed:
         fields={name: _field(header, v, axis.whole_file) for name, v in variables.items()},
         layout=_layout(header, variables, axis),
         attrs=header.attrs,
-        notes=(*header.notes, *axis.notes, *unapplied),
+        notes=(*axis.notes, *unapplied),
         others=axis.others,
     )
 

@@ -60,7 +60,13 @@ class TFRecord(WritableFormat):
         from dsprep.formats.tfrecord import features
 
         self.plan(schema, options)
-        return _lost(schema, features.plan(schema, options))
+        types, lost = features.plan(schema, options), []
+        if schema.attrs or any(f.attrs for f in schema):
+            lost.append("attributes")
+        typed = [f.name for f in schema if features.loses_type(f, types[f.name])]
+        if typed:
+            lost.append(f"dtype and shape of {listed(typed)}")
+        return tuple(f"TFRecord cannot hold {loss}: only the sidecar has them" for loss in lost)
 
     def plan(
         self,
@@ -107,19 +113,3 @@ class TFRecord(WritableFormat):
             group_nbytes=int(sizes.max(initial=0)),
             aligned=builder.aligned,
         )
-
-
-def _lost(schema: Schema, types: dict[str, int]) -> tuple[str, ...]:
-    """Return what only the sidecar keeps: attributes, and types that no list has."""
-    from dsprep.formats.tfrecord import features
-
-    lost = []
-    if schema.attrs:
-        lost.append("the attributes of the dataset")
-    attrs = [f.name for f in schema if f.attrs]
-    if attrs:
-        lost.append(f"the attributes of {listed(attrs)}")
-    typed = [f.name for f in schema if features.loses_type(f, types[f.name])]
-    if typed:
-        lost.append(f"dtype and shape of {listed(typed)}")
-    return tuple(f"TFRecord cannot hold {loss}: only the sidecar has them" for loss in lost)

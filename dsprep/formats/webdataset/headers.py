@@ -37,14 +37,6 @@ APART = 32 << 10
 """Mean bytes between headers from which on they are read alone."""
 
 EXTENSIONS = (b"L", b"K", b"x", b"X", b"g")
-OTHERS = {
-    b"1": "hard links",
-    b"2": "symbolic links",
-    b"3": "devices",
-    b"4": "devices",
-    b"6": "pipes",
-}
-"""Members without bytes, and what they are called; besides, directories (``5``)."""
 REFUSED = {
     b"S": "a sparse file, of which only some bytes are stored",
     b"M": "the rest of a file that begins in another archive",
@@ -183,19 +175,19 @@ class Archive:
         data = self._headers(block)
         kind = data[-BLOCK:][156:157]
         if kind in REFUSED or b"GNU.sparse." in data[:-BLOCK]:
-            raise _apart(REFUSED.get(kind, REFUSED[b"S"]), b"", where)
+            raise _apart(REFUSED.get(kind, REFUSED[b"S"]), where)
         with _tar_errors(where), tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
             info = archive.next()
             if info is None or info.size < 0:
                 raise tarfile.TarError("no size" if info else "no header")
         name = _text(info.name.encode("utf-8", "surrogateescape"))
         if archive.pax_headers.keys() & {"path", "size"}:
-            raise _apart("named or sized by one header for all", b"", where)
+            raise _apart("named or sized by one header for all", where)
         begin, self.at = at + info.offset_data, at + archive.offset
         if info.isdir():
             return None
         if not info.isreg():
-            self.note(OTHERS.get(kind, f"members of type {show(kind)}"), name)
+            self.note("members that are not files", name)
             return None
         if self.at > self.file.nbytes:
             raise self._cut(show(name), begin, self.at - begin, self.file.nbytes - begin)
@@ -328,10 +320,6 @@ def _text(data: bytes) -> bytes:
     return data.partition(b"\0")[0]
 
 
-def _apart(problem: str, name: bytes, where: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"a member is {problem}",
-        where=where,
-        found=show(name) if name else None,
-        fix="unpack the archive, and write it again in the format ustar of tar",
-    )
+def _apart(problem: str, where: str) -> UnsupportedError:
+    fix = "unpack the archive, and write it again in the format ustar of tar"
+    return UnsupportedError(f"a member is {problem}", where=where, fix=fix)

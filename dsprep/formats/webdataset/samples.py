@@ -200,9 +200,15 @@ class Samples:
         for k, parts in enumerate(self._parts_of):
             parts.append(batch.columns[1:, member[k::width]])
         if self._keys is not None:
-            self._take_keys(
-                self._keys, [batch.keys[i] for i in starts.tolist()], batch.columns[0, starts]
-            )
+            keys, named = [batch.keys[i] for i in starts.tolist()], batch.columns[0, starts]
+            if int(named.min()) < 0:
+                raise UnsupportedError(
+                    "the key of a sample is stored in two parts, the directory behind the name",
+                    where=f"{self._where}, sample {show(keys[int(named.argmin())])}",
+                    fix="leave --keys-as out, or write the archive again in the format posix of "
+                    "tar",
+                )
+            self._keys.append(np.stack([named, np.fromiter(map(len, keys), np.int64, n)]))
         self.count += n
 
     def _begin(self, sample: _Batch) -> None:
@@ -213,15 +219,6 @@ class Samples:
             raise missing_field(name, names, where)
         self._names = sorted(self._requested) or names
         self._parts_of = [[] for _ in self._names]
-
-    def _take_keys(self, parts: list[Ints], keys: list[bytes], named: Ints) -> None:
-        if int(named.min()) < 0:
-            raise UnsupportedError(
-                "the key of a sample is stored in two parts, the directory behind the name",
-                where=f"{self._where}, sample {show(keys[int(named.argmin())])}",
-                fix="leave --keys-as out, or write the archive again in the format posix of tar",
-            )
-        parts.append(np.stack([named, np.fromiter(map(len, keys), np.int64, len(keys))]))
 
     def _differs(self, sample: _Batch) -> SchemaError:
         """Return the error for a sample that does not have the fields that it should."""
