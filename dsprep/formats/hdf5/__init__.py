@@ -70,16 +70,18 @@ class Hdf5(WritableFormat):
         name: str = "",
     ) -> FilePlan:
         """Return how the fields will be stored; the spool has all values of unknown size."""
-        from dsprep.formats.hdf5.plan import estimate, lay_out, with_groups
+        from dsprep.formats.hdf5.plan import estimate, lay_out
         from dsprep.formats.hdf5.write import Hdf5Writer
 
         check_options(options, self.write_options, self.name)
         file = lay_out(schema, options, grouping)
-        plan = FilePlan(
+        nbytes, padding = estimate(file, payload)
+        return FilePlan(
             create=partial(Hdf5Writer, file),
             stored={p.field.name: str(p) for p in file.plans},
-            nbytes=estimate(file, payload),
+            nbytes=nbytes,
             scratch=payload if file.spooled else 0,
             unit=file.unit,
+            padding=padding,
+            group_nbytes=file.group_nbytes if file.grouped else 0,
         )
-        return plan if grouping.plain else with_groups(plan, file)

@@ -18,7 +18,6 @@ import numpy as np
 from dsprep.core.groups import Grouping, round_up
 from dsprep.core.schema import Field, Ints, Schema
 from dsprep.errors import UnsupportedError, UsageError
-from dsprep.formats.base import FilePlan
 from dsprep.formats.fields import check_paths
 from dsprep.formats.hdf5.dtypes import Carrier, carrier_of
 from dsprep.formats.hdf5.guard import import_plugins
@@ -157,9 +156,16 @@ def _codec(compress: Compression | None) -> tuple[str | None, int]:
     return compress.codec, level
 
 
-def estimate(file: Hdf5Plan, payload: int) -> int:
-    """Return the bytes of a file without groups; an upper bound when compressed."""
-    count = file.count
+def estimate(file: Hdf5Plan, payload: int) -> tuple[int, int]:
+    """Return the bytes of a file, at most where it is compressed, and those of its padding."""
+    count, grouping = file.count, file.grouping
+    if file.grouped:
+        before, groups = file.metadata + 4096 + grouping.align, grouping.count
+        stride = file.group_nbytes + grouping.align - 1 if file.codec else file.stride
+        between = max(0, groups - 1) * (stride - file.group_nbytes)
+        unused = 0 if file.codec else sum(p.unused for p in file.parts)
+        nbytes = before + groups * file.group_nbytes + between
+        return nbytes, before - file.metadata + between + unused
     total = 4096 + payload + 8192 * len(file.plans)  # headers, and the alignment of large datasets
     for p in file.plans:
         if p.field.ragged:
@@ -169,7 +175,7 @@ def estimate(file: Hdf5Plan, payload: int) -> int:
             total += 24 * chunks + (chunks * p.chunk - count) * p.field.row_nbytes
     if file.codec:
         total += payload // 1000 + 64 * (payload // CHUNK_NBYTES + 1)  # what does not shrink
-    return total
+    return total, 0
 
 
 # --- files ------------------------------------------------------------------------------------
@@ -363,19 +369,3 @@ def _datasets(
         tables: tuple[Role, Role] = ("first", "count")
         made += [AllocatedDataset(p, t, table_chunk, _INDEX_NBYTES, sizes) for t in tables]
     return [part for part in made if part.row_nbytes and part.used.any()]
-
-
-def with_groups(plan: FilePlan, file: Hdf5Plan) -> FilePlan:
-    """Return the plan with how groups will be stored."""
-    grouping = file.grouping
-    groups, align, nbytes = grouping.count, grouping.align, file.group_nbytes
-    before = file.metadata + 4096 + align
-    stride = nbytes + align - 1 if file.codec else file.stride
-    between = max(0, groups - 1) * (stride - nbytes)
-    unused = 0 if file.codec else sum(p.unused for p in file.parts)
-    return replace(
-        plan,
-        nbytes=before + groups * nbytes + between,
-        padding=before - file.metadata + between + unused,
-        group_nbytes=nbytes,
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -81,7 +80,10 @@ def parse(path: Path, options: OpenOptions, inside: DirectoryGuard) -> tuple[Fil
     samples, given = np.arange(len(names)), list[tuple[Field, Given]]()
     version = "image folder" if len(parts) == 1 else f"image folder, {len(parts)} files a sample"
     if table is not None:
-        samples, given, more = _read_table(*table, names, parts)
+        ways = [Words.of(names), *(part.files for part in parts)]
+        called = [[*map(os.fsdecode, words.some(np.arange(len(names))))] for words in ways]
+        taken = {"name", *(part.name for part in parts)}
+        samples, given, more = read_table(*table, called, taken)
         notes += more
     elif classes is not None:
         numbers = Explicit(np.repeat(np.arange(len(classes)), counts))
@@ -128,14 +130,6 @@ def _table(labels: str, path: Path) -> tuple[Path, str] | None:
         "./TABLE:COLUMN",
         found=", ".join(tables) or None,
     )
-
-
-def _read_table(
-    path: Path, key: str, names: Sequence[bytes], parts: Sequence[Part]
-) -> tuple[Ints, list[tuple[Field, Given]], list[str]]:
-    called = [[*map(os.fsdecode, names)]]
-    called += [[*map(os.fsdecode, part.files.some(np.arange(len(names))))] for part in parts]
-    return read_table(path, key, called, {"name", *(part.name for part in parts)})
 
 
 def _some(words: Words, numbers: Ints) -> Words:

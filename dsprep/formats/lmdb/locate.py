@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dsprep.core.schema import Field, Ints, Schema
 from dsprep.formats.lmdb.datum import Datum
 from dsprep.formats.lmdb.fields import describe_recipe
-from dsprep.formats.lmdb.overflow import describe_frame
 from dsprep.formats.lmdb.pages import HEADER
 from dsprep.formats.lmdb.recover import recover
 from dsprep.formats.lmdb.tree import PSIZE
@@ -58,5 +57,5 @@ def records_of(
         parts,
         order=None if order is None else Explicit(order),
         recipe=describe_recipe(decoder, fields) if hidden else None,
-        frame=describe_frame(framed) if framed else None,
+        frame={"name": "lmdb", "psize": framed} if framed else None,
     )

@@ -37,13 +37,11 @@ def headers(pages: Ints, runs: Ints) -> Bytes:
 # --- reading ---
 
 
-def describe_frame(psize: int) -> dict[str, Any]:
-    """Return what a sidecar says of the frame: its name, and the bytes per page."""
-    return {"name": "lmdb", "psize": psize}
-
-
 class Frame:
-    """The header before a value; see ``dsprep.reading.records``. `params`: see `describe_frame`."""
+    """The header before a value; see ``dsprep.reading.records``.
+
+    In a sidecar it is ``{"name": "lmdb", "psize": 4096}``: its name, and the bytes per page.
+    """
 
     before = HEADER
     after = 0

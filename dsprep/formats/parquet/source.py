@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -173,32 +173,29 @@ class ParquetSource(Source):
     def _leave_out_nulls(
         self, available: dict[str, Field], leaves: Mapping[str, Leaf], options: OpenOptions
     ) -> list[str]:
-        """Take out columns of nothing but nulls that were not asked for; return notes."""
-        nulls = self._nulls({name: leaves.get(name) for name in available})
-        rows = sum(self._groups)
-        empty = [name for name, (n, _) in nulls.items() if n == rows and name in leaves]
-        only = [] if options.fields else empty
-        notes = [f"left out {name}: it has only nulls" for name in only]
-        for name in only:
-            del available[name], nulls[name]
-        if nulls and (options.nulls == "refuse" or {*nulls} & {*empty}):
+        """Take out columns of nothing but nulls that were not asked for; return notes.
+
+        Nulls are known of the columns of which the footer counts them, and of partitions.
+        """
+        notes, nulls, empty = list[str](), dict[str, tuple[int, str]](), False
+        for name in [*available]:
+            leaf = leaves.get(name)
+            counts = self._groups if leaf is None else self._footer_nulls(leaf) or []
+            if not any(counts) or (leaf is None and self._parts[name][1] is not None):
+                continue
+            only = leaf is not None and sum(counts) == sum(self._groups)
+            if only and not options.fields:
+                del available[name]
+                notes.append(f"left out {name}: it has only nulls")
+                continue
+            empty = empty or only
+            first = next(i for i, count in enumerate(counts) if count)
+            nulls[name] = sum(counts), f"{self._group(first)}, column {name}"
+        if nulls and (options.nulls == "refuse" or empty):
             raise refusal(nulls, [name for name in available if name not in nulls])
         if nulls:
             notes.append(f"left out the rows with nulls in {listed([*nulls])}")
         return notes
-
-    def _nulls(self, columns: Mapping[str, Leaf | None]) -> dict[str, tuple[int, str]]:
-        """Return the rows with nulls of columns that have some, and where the first ones are.
-
-        These are the columns of which the footer counts them, and partitions.
-        """
-        found = {}
-        for name, leaf in columns.items():
-            counts = self._groups if leaf is None else self._footer_nulls(leaf)
-            if counts and any(counts) and (leaf is not None or self._parts[name][1] is None):
-                first = next(i for i, count in enumerate(counts) if count)
-                found[name] = sum(counts), f"{self._group(first)}, column {name}"
-        return found
 
     def _footer_nulls(self, leaf: Leaf) -> list[int] | None:
         """Return the rows with nulls of each row group; None if the footer does not tell."""
@@ -216,17 +213,6 @@ class ParquetSource(Source):
             counts.append(count)
         return counts
 
-    def _masks(
-        self, leaves: Sequence[Leaf], options: OpenOptions
-    ) -> Iterator[tuple[int, list[NDArray[np.bool_]]]]:
-        """Yield the numbers of row groups, some rows at a time: which of these have values."""
-        with closing(self._rows_of(leaves, options)) as groups:
-            for number, rows in enumerate(groups.rows):
-                for start in range(0, rows, step := groups.step(number)):
-                    table = groups.read(number, start, min(rows, start + step))
-                    with library_errors(self._group(number), "nulls cannot be counted"):
-                        yield number, [_complete(table, leaf) for leaf in leaves]
-
     def _complete_rows(self, leaves: Sequence[Leaf], options: OpenOptions) -> list[Ints | None]:
         """Return the numbers of the rows without nulls in each row group; None: all of them."""
         if any(self._partitions[n][1] is None for n in self._paths if n in self._partitions):
@@ -234,11 +220,17 @@ class ParquetSource(Source):
         doubtful = [x for x in leaves if (c := self._footer_nulls(x)) is None or any(c)]
         if not doubtful:
             return [None] * len(self._groups)
-        parts: list[list[NDArray[np.bool_]]] = [[np.ones(0, np.bool_)] for _ in self._groups]
-        for number, masks in self._masks(doubtful, options):
-            parts[number].append(np.logical_and.reduce(masks))
-        complete = [np.concatenate(mask_parts) for mask_parts in parts]
-        return [None if mask.all() else np.flatnonzero(mask) for mask in complete]
+        complete: list[Ints | None] = []
+        with closing(self._rows_of(doubtful, options)) as groups:
+            for number, rows in enumerate(groups.rows):
+                mask = np.ones(rows, np.bool_)
+                for start in range(0, rows, step := groups.step(number)):
+                    table = groups.read(number, start, min(rows, start + step))
+                    with library_errors(self._group(number), "nulls cannot be counted"):
+                        for leaf in doubtful:
+                            mask[start : start + step] &= _complete(table, leaf)
+                complete.append(None if mask.all() else np.flatnonzero(mask))
+        return complete
 
     def _group(self, number: int) -> str:
         return f"{self.path}, row group {number}"
