@@ -42,7 +42,7 @@ class Hdf5(WritableFormat):
     write_options = frozenset({"compress", "chunk"})
 
     def recognises(self, candidate: Candidate) -> bool:
-        """Whether the signature stands at 0, 512, 1024, 2048, ...: before it is a user block."""
+        """Return whether the signature stands at 0, or behind a user block at 512, 1024, ..."""
         return candidate.is_file and signature(candidate.file) is not None
 
     @override

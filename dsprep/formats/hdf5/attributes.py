@@ -57,7 +57,7 @@ def read_attributes(
 
 
 def has_attributes(names: Iterable[str]) -> bool:
-    """Whether one of these attributes is not dsprep's own."""
+    """Return whether one of these attributes is not dsprep's own."""
     return not _OWN.issuperset(names)
 
 
@@ -83,7 +83,7 @@ def _names(item: Any) -> list[bytes]:
 
 
 def _flat(dtype: Any) -> bool:
-    """Whether values of an attribute are texts or sequences of plain numbers."""
+    """Return whether values of an attribute are texts or sequences of plain numbers."""
     import h5py
 
     base = h5py.check_vlen_dtype(dtype)

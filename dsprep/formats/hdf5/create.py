@@ -306,7 +306,7 @@ def by_group(grids: Sequence[Grid], file: Hdf5Plan) -> tuple[Ints, Ints]:
 
 
 def regular(offsets: Ints, sizes: Ints, file: Hdf5Plan) -> bool:
-    """Whether groups are as planned: without gaps inside; unencoded ones aligned, evenly apart."""
+    """Return whether groups have no gaps inside; unencoded ones are aligned and evenly apart."""
     if file.codec or not offsets.size:
         return np.array_equal(offsets[1:], offsets[:-1] + sizes[:-1])
     begins = np.cumsum([0, *(p.nbytes for p in file.parts[:-1])])

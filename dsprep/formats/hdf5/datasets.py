@@ -36,7 +36,7 @@ from dsprep.storage.base import Handle
 
 @dataclass(frozen=True)
 class StoredType:
-    """What a dataset holds.
+    """The contents of a dataset.
 
     Attributes
     ----------
@@ -136,7 +136,7 @@ def stored_type_of(dataset: Any, where: object, *, attributed: bool = True) -> S
 
 @dataclass
 class Contents:
-    """What `walk` found, by path without a leading slash: ``""`` is the root.
+    """The contents of a file, by path without a leading slash: ``""`` is the root.
 
     The datasets are in the file's order, each with what it holds, the groups with the names of
     their attributes; for what is left out there is the reason. Objects are opened when they are
@@ -334,10 +334,12 @@ def sources(dataset: Any, where: str) -> list[tuple[Path, int]]:
             files.append((Path(prefix, os.fsdecode(name)), offset + min(size, left)))
             left -= min(size, left)
         return files
-    files, wanted = [], dict[str, list[str]]()
+    files, names_by_file = [], dict[str, list[str]]()
     for i in range(plist.get_virtual_count()):
-        wanted.setdefault(plist.get_virtual_filename(i), []).append(plist.get_virtual_dsetname(i))
-    for name, names in wanted.items():
+        names_by_file.setdefault(plist.get_virtual_filename(i), []).append(
+            plist.get_virtual_dsetname(i)
+        )
+    for name, names in names_by_file.items():
         file = path if name == "." else path.parent / name.replace("%%", "%")
         here = f"{where}, source {file}"
         if not file.is_file():

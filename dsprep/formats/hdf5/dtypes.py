@@ -35,7 +35,7 @@ DTYPE_ATTRIBUTE = "dsprep_dtype"
 
 @dataclass(frozen=True)
 class Carrier:
-    """How elements of `dtype` are stored in a dataset.
+    """The form in which elements of `dtype` are stored in a dataset.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Carrier:
 
     @property
     def foreign(self) -> bool:
-        """Whether `stored` is a stand-in."""
+        """True if `stored` is a stand-in."""
         return self.stored != self.dtype
 
     def attribute(self) -> str:
@@ -78,7 +78,7 @@ def carrier_of(dtype: DType) -> Carrier:
 
 
 def _holds(dtype: DType) -> bool:
-    """Whether h5py gives `dtype` back as it was."""
+    """Return whether h5py gives `dtype` back as it was."""
     from h5py import h5t
 
     if dtype.names is not None and dtype.fields is not None:
@@ -128,7 +128,7 @@ def plain(dtype: DType) -> DType:
 
 
 def overlaps(dtype: DType) -> bool:
-    """Whether members of a compound dtype share bytes, or leave it.
+    """Return whether members of a compound dtype share bytes, or leave it.
 
     That is what h5py makes of members that numpy has only in a larger type, such as floats of an
     unusual exponent; the library then writes beyond what it is given.

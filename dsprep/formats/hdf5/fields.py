@@ -32,7 +32,7 @@ from dsprep.layout.model import Column
 
 
 class DatasetField(RowsField):
-    """A dataset whose rows are samples, or that is the only sample if it is taken `whole`.
+    """A dataset whose rows are samples, or that is the only sample if it is the `whole_file`.
 
     Attributes
     ----------
@@ -45,13 +45,13 @@ class DatasetField(RowsField):
     """
 
     def __init__(
-        self, contents: Contents, path: str, field: Field | None = None, whole: bool = False
+        self, contents: Contents, path: str, field: Field | None = None, whole_file: bool = False
     ) -> None:
         shape = contents.datasets[path].shape
-        self.contents, self._path, self._whole = contents, path, whole or not shape
+        self.contents, self._path, self._whole_file = contents, path, whole_file or not shape
         self.where = f"{contents.where}, field {path}"
-        self.count = 1 if self._whole else shape[0]
-        inner = shape if self._whole else shape[1:]
+        self.count = 1 if self._whole_file else shape[0]
+        inner = shape if self._whole_file else shape[1:]
         self.field = field or Field(path, contents.datasets[path].dtype, inner)
         self._kept: Any = None
 
@@ -61,7 +61,7 @@ class DatasetField(RowsField):
         return self.field.dtype
 
     def dataset(self) -> Any:
-        """Return the `h5py.Dataset`; it stays open unless it is `whole`, for those may be millions.
+        """Return the `h5py.Dataset`; it stays open unless there may be millions.
 
         Raises `MissingExtra` or `FormatError` if a filter or a file of its values is not there.
         """
@@ -72,7 +72,7 @@ class DatasetField(RowsField):
             need_filters(dataset, self.where)
             self._sources = sources(dataset, self.where)
         check_sources(self._sources, self.where)
-        self._kept = None if self._whole else dataset
+        self._kept = None if self._whole_file else dataset
         return dataset
 
     @override
@@ -81,7 +81,7 @@ class DatasetField(RowsField):
             grid = locate_grid(self.dataset(), self.contents.disk, self.where)
         if grid is None or not self.field.row_nbytes:
             return Column(None)
-        return Column(grid, grid.shape[0] if self._whole else 1)
+        return Column(grid, grid.shape[0] if self._whole_file else 1)
 
     @override
     def rows(self, ranges: Iterable[tuple[int, int]]) -> Array:
@@ -104,7 +104,7 @@ class DatasetField(RowsField):
             shape = dataset.shape
             file_space, memory = dataset.id.get_space(), h5s.create(h5s.SCALAR)
             if shape:
-                start, stop = (0, shape[0]) if self._whole else (start, stop)
+                start, stop = (0, shape[0]) if self._whole_file else (start, stop)
                 check_chunks(dataset, start, stop, self.where)
                 shape = (stop - start, *shape[1:])
                 file_space.select_hyperslab((start, *(0 for _ in shape[1:])), shape)
@@ -177,7 +177,7 @@ class SequenceField(DatasetField):
 
     @override
     def sizes(self, start: int, stop: int) -> Ints | None:
-        if self._whole:
+        if self._whole_file:
             return None
         rows = self._rows(start, stop)
         items = np.ascontiguousarray(rows[:, :4]).view("<u4")[:, 0].astype(np.int64)

@@ -152,7 +152,7 @@ class Heaps:
     # --- attributes ---
 
     def sound(self, item: Any, name: str) -> bool:
-        """Whether the library may be asked for an attribute of variable length."""
+        """Return whether the library may be asked for an attribute of variable length."""
         from h5py import h5o, h5t
 
         attribute = item.attrs.get_id(name)

@@ -1,4 +1,4 @@
-"""Where the elements of a dataset are in the file, and how its chunks are encoded.
+"""The places of the elements of a dataset in the file, and the encoding of its chunks.
 
 A dataset is described by a `Grid` if its bytes are exactly those of the field's dtype and every
 chunk can be decoded by `dsprep.core.filters`. Whatever else the library may do to the bytes
@@ -176,7 +176,7 @@ def _corner(dataset: Any, number: int) -> tuple[int, ...]:
 
 
 def misplaced(dataset: Any, table: NDArray[Any]) -> bool:
-    """Whether the library may have listed chunks at places that are those of others.
+    """Return whether the library may have listed chunks at places that are those of others.
 
     Releases of HDF5 count wrongly through the index that datasets of its latest format have when
     one axis is unlimited and it is not the first one: axes before that stay at 0, and places along
@@ -363,7 +363,7 @@ def _check_edges(
 
 
 def _believed(dataset: Any, table: NDArray[Any], file: Handle) -> bool:
-    """Whether a chunk is where the library says: some releases forget the user block."""
+    """Return whether a chunk is where the library says: some releases forget the user block."""
     stored = np.flatnonzero(table["address"] >= 0)
     if not len(stored):
         return True

@@ -113,7 +113,7 @@ class Fields:
                 fields[name] = field
         if not self._specs:
             left_out = contents.left_out.items()
-            notes += [f"left out {p}: {why}" for p, why in left_out if not why.endswith(NOTHING)]
+            notes += [f"left out {p}: {r}" for p, r in left_out if not r.endswith(NOTHING)]
             notes += samples.unapplied({n: f.field.attrs for n, f in fields.items()})
             notes += self._losses(fields)
         attrs = {**self._attributes("the file", contents.file)}
@@ -181,7 +181,9 @@ class Fields:
             groups[name] = marked(group, KIND_ATTRIBUTE), int(capacity)
         return groups
 
-    def _field(self, name: str, path: str, route: Route | None, whole: bool) -> AnyField | None:
+    def _field(
+        self, name: str, path: str, route: Route | None, whole_file: bool
+    ) -> AnyField | None:
         stored = self._datasets[path]
         if route is not None:
             own = KIND_ATTRIBUTE in self._contents.groups.get(name, ())  # dsprep's own encoding
@@ -189,7 +191,7 @@ class Fields:
             values = self._open(path)
             field = Field(name, values.dtype, (None, *values.field.shape), route.kind, attrs)
             return RaggedField(values, route, field)
-        if whole and stored.vlen and stored.shape:
+        if whole_file and stored.vlen and stored.shape:
             if self._specs:
                 raise SchemaError(
                     f"field {path}: {SEQUENCES}", where=self._path, found=stored.shape
@@ -199,14 +201,14 @@ class Fields:
         attrs = self._attributes(path)
         if stored.vlen:
             field = Field(name, stored.dtype, (None,), stored.kind, attrs)
-            found: DatasetField = SequenceField(self._contents, path, field, whole)
+            made: DatasetField = SequenceField(self._contents, path, field, whole_file)
         else:
-            inner = stored.shape if whole else stored.shape[1:]
+            inner = stored.shape if whole_file else stored.shape[1:]
             field = Field(name, stored.dtype, inner, attrs=attrs)
-            found = DatasetField(self._contents, path, field, whole)
-        if not whole:
-            found.dataset()  # whose filters and other files have to be there
-        return found
+            made = DatasetField(self._contents, path, field, whole_file)
+        if not whole_file:
+            made.dataset()  # whose filters and other files have to be there
+        return made
 
     def _attributes(self, path: str, item: Any = None) -> Attrs:
         """Return the attributes of a dataset, or of an `item` that has them for it."""

@@ -1,4 +1,4 @@
-"""How each field will be stored: decided from the schema and the options, before any I/O.
+"""The storage of each field: decided from the schema and the options, before any I/O.
 
 In groups every dataset is cut into chunks of one group, and the chunks of a group are back to
 back. Fixed fields and the tables of ragged ones come first, the largest first; the values of ragged
@@ -40,7 +40,7 @@ Role: TypeAlias = Literal["rows", "first", "count", "values"]
 
 @dataclass(frozen=True)
 class FieldPlan:
-    """How one field is stored.
+    """The storage of one field.
 
     Chunks have `chunk` samples, or rows of a ragged field; 0 is contiguous. They are made `late`,
     when all samples are there, of ragged fields, and of fields that are too small beside the others
@@ -56,12 +56,12 @@ class FieldPlan:
 
     @property
     def shuffle(self) -> bool:
-        """Whether the bytes of equal weight are brought together before compressing."""
+        """True if the bytes of equal weight are brought together before compressing."""
         return self.codec is not None and self.carrier.stored.itemsize > 1
 
     @property
     def eager(self) -> bool:
-        """Whether the chunks are encoded with each piece."""
+        """True if the chunks are encoded with each piece."""
         return self.codec is not None and not self.late
 
     def shape(self, rows: int) -> tuple[int, ...]:
@@ -215,7 +215,7 @@ class AllocatedDataset:
 
     @property
     def path(self) -> str:
-        """Where the dataset is in the file."""
+        """The path of the dataset in the file."""
         name = self.plan.field.name
         return name if self.role == "rows" else f"{name}/{self.role}"
 
@@ -258,7 +258,7 @@ class Hdf5Plan:
 
     @property
     def grouped(self) -> bool:
-        """Whether there are groups."""
+        """True if there are groups."""
         return not self.grouping.plain
 
     @property
@@ -268,16 +268,16 @@ class Hdf5Plan:
 
     @property
     def codec(self) -> str | None:
-        """What encodes chunks, so that their sizes vary."""
+        """The codec of the chunks, whose sizes vary then."""
         return next((p.codec for p in self.plans if p.codec), None)
 
     @cached_property
     def spooled(self) -> bool:
-        """Whether sizes are known only when all samples are there."""
+        """True if sizes are known only when all samples are there."""
         return bool(self.codec) or self.schema.ragged != bool(self.totals)
 
     def encoded(self, part: AllocatedDataset) -> bool:
-        """Whether the chunks of a dataset are encoded with each piece."""
+        """Return whether the chunks of a dataset are encoded with each piece."""
         return self.spooled and (self.grouped or (part.role == "rows" and part.plan.eager))
 
     def with_totals(self, totals: dict[str, int]) -> Hdf5Plan:

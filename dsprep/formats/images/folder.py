@@ -29,14 +29,14 @@ TABLES = (".csv", ".tsv", ".jsonl", ".json")
 
 @dataclass
 class Files:
-    """The files of a folder that are `wanted`, by their paths in it, and what else was there.
+    """The files of a folder that `is_sample` chooses, by their paths in it, and all others.
 
     Attributes
     ----------
     folders
         Those right in it.
     others
-        Files that are not wanted.
+        Other files.
     newest
         The newest time stamp of all files, in ns.
     notes
@@ -44,7 +44,7 @@ class Files:
     """
 
     root: Path
-    wanted: Callable[[bytes], bool]
+    is_sample: Callable[[bytes], bool]
     names: list[bytes] = field(default_factory=list)
     nbytes: list[int] = field(default_factory=list)
     folders: list[bytes] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Files:
     left_out: dict[str, list[bytes]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, root: Path, wanted: Callable[[bytes], bool], inside: DirectoryGuard) -> Files:
+    def read(cls, root: Path, is_sample: Callable[[bytes], bool], inside: DirectoryGuard) -> Files:
         """Return the files below `root`.
 
         Raises
@@ -62,7 +62,7 @@ class Files:
         FormatError
             If a folder is a link, a file leads nowhere or outside, or there are no images.
         """
-        files, waiting = cls(root, wanted), [b""]
+        files, waiting = cls(root, is_sample), [b""]
         while waiting:
             folders = files._look(waiting.pop())
             files.folders = files.folders or sorted(folders, key=os.fsdecode)
@@ -75,7 +75,7 @@ class Files:
 
     @property
     def notes(self) -> list[str]:
-        """What was left out, and what else is worth a note."""
+        """Notes on files that are left out, or empty."""
         notes = [
             f"left out {listed([*map(shown, names)])}: {reason}"
             for reason, names in self.left_out.items()
@@ -108,7 +108,7 @@ class Files:
                 )
             elif entry.name.endswith(SIDECARS):
                 continue
-            elif self.wanted(name):
+            elif self.is_sample(name):
                 self._take(entry, name)
             else:
                 self.others.append(name)

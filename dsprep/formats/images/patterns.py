@@ -65,18 +65,18 @@ def join(
     UsageError
         If a field has no files.
     """
-    found: dict[str, dict[bytes, int]] = {field.text: {} for field in fields}
+    matches: dict[str, dict[bytes, int]] = {field.text: {} for field in fields}
     for i, name in enumerate(names):
         for field in fields:
             if (key := field.key(name)) is not None:
-                found[field.text][key] = i
+                matches[field.text][key] = i
                 break
-    if empty := [text for text, files in found.items() if not files]:
+    if empty := [text for text, files in matches.items() if not files]:
         raise UsageError(f"no file matches {empty[0]}", where=root, fix="look at the pattern")
-    keys = list(set.intersection(*map(set, found.values())))
+    keys = list(set.intersection(*map(set, matches.values())))
     notes = []
-    for text, files in found.items():
-        if not (lost := sorted({key for each in found.values() for key in each} - files.keys())):
+    for text, files in matches.items():
+        if not (lost := sorted({key for each in matches.values() for key in each} - files.keys())):
             continue
         some = listed([os.fsdecode(key) for key in lost])
         if nulls == "refuse" or not keys:
@@ -89,7 +89,7 @@ def join(
         notes.append(f"left out {some}: no file {text}")
     keys = [keys[i] for i in natural_order(keys)]
     parts = []
-    for text, files in found.items():
+    for text, files in matches.items():
         numbers = np.array([files[key] for key in keys], np.int64)
         parts.append(Part(text, Words.of(names[i] for i in numbers.tolist()), sizes[numbers]))
     return keys, parts, notes
@@ -118,7 +118,7 @@ def readings(names: Sequence[bytes]) -> list[tuple[str, str]]:
             keys = [{field.key(name) for name in names} - {None} for field in fields.values()]
             count = len(set.intersection(*keys))
             words = [f"--field {shlex.quote(f'{n}={f.text}')}" for n, f in fields.items()]
-            lacking = any(len(found) > count for found in keys)
+            lacking = any(len(some) > count for some in keys)
             if count:
                 option = " ".join(words) + " --nulls drop-rows" * lacking
                 reading = option, f"{count:,} samples of {len(words)} files"

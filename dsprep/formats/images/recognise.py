@@ -1,4 +1,4 @@
-"""Whether a directory is a folder of images, by a look at some of its files."""
+"""Recognises a folder of images by a look at some of its files."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SEEN = 4096
 
 
 def has_suffix(name: bytes) -> bool:
-    """Whether the name of a file ends as those of images do."""
+    """Return whether the name of a file ends as those of images do."""
     stem, dot, suffix = name.rpartition(b".")
     return bool(dot and stem) and suffix.lower() in SUFFIXES
 
 
 def is_image_folder(path: Path) -> bool:
-    """Whether files in a directory, or in the first of its folders, are images, and none a dataset.
+    """Return whether files in a directory or its first folders are images, and none a dataset.
 
     Names decide, but of some files of other names the first bytes are looked at.
     """
@@ -63,7 +63,7 @@ def _first_files(path: Path) -> tuple[list[str], list[str]]:
 
 
 def _is_dataset(path: Path) -> bool:
-    """Whether a file is a dataset of another format, whatever its name."""
+    """Return whether a file is a dataset of another format, whatever its name."""
     try:
         with closing(Candidate(path)) as candidate:
             return any(formats.load(name).recognises(candidate) for name in formats.FORMATS)

@@ -81,9 +81,9 @@ def parse(path: Path, options: OpenOptions, inside: DirectoryGuard) -> tuple[Fil
     version = "image folder" if len(parts) == 1 else f"image folder, {len(parts)} files a sample"
     if table is not None:
         ways = [Words.of(names), *(part.files for part in parts)]
-        called = [[*map(os.fsdecode, words.some(np.arange(len(names))))] for words in ways]
+        texts = [[*map(os.fsdecode, words.some(np.arange(len(names))))] for words in ways]
         taken = {"name", *(part.name for part in parts)}
-        samples, given, more = read_table(*table, called, taken)
+        samples, given, more = read_table(*table, texts, taken)
         notes += more
     elif classes is not None:
         numbers = Explicit(np.repeat(np.arange(len(classes)), counts))

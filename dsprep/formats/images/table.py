@@ -95,8 +95,8 @@ def read_table(
     order = np.argsort(files, kind="stable")
     files = files[order]
     if len(twice := np.flatnonzero(files[1:] == files[:-1])):
-        found = names[0][int(files[twice[0]])]
-        raise FormatError("two rows name the same image", where=path, found=found)
+        twice_named = names[0][int(files[twice[0]])]
+        raise FormatError("two rows name the same image", where=path, found=twice_named)
     notes = [f"labels of {path.name}, in which the column {key} names the images"]
     fields = []
     for name, cells in rows.items():

@@ -58,7 +58,7 @@ class Lmdb(WritableFormat):
     uneven_groups: ClassVar[bool] = True
 
     def recognises(self, candidate: Candidate) -> bool:
-        """Whether the file begins with a meta page of any LMDB."""
+        """Return whether the file begins with a meta page of any LMDB."""
         if candidate.is_directory:
             candidate = Candidate(candidate.path / DATA)
         return looks_like(candidate.head)
@@ -108,7 +108,9 @@ class Lmdb(WritableFormat):
         total = payload if grouping.plain else int(payloads.sum())
         padding = PSIZE // 2 if ragged else -(HEADER + values.head) % PSIZE
         large = total + values.table * grouping.total > NODE_MAX * grouping.total
-        most = _estimate(schema, int(counts.max(initial=0)), int(payloads.max(initial=0)), options)
+        largest = _estimate(
+            schema, int(counts.max(initial=0)), int(payloads.max(initial=0)), options
+        )
         return FilePlan(
             create=partial(_create, schema, options, grouping),
             stored=_stored(schema, options),
@@ -117,7 +119,7 @@ class Lmdb(WritableFormat):
             padding=padding * grouping.total * large,
             # The tree may begin or end elsewhere. Groups can be longer where values inside leaves
             # and on overflow pages are mixed.
-            group_nbytes=most + PSIZE,
+            group_nbytes=largest + PSIZE,
             aligned=grouping.align == 1,
         )
 

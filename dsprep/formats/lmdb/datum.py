@@ -98,9 +98,11 @@ def _alike(
         kinds = tuple((number, wire) for number, wire, _, _ in fields)
         groups.setdefault(kinds, []).append((i, [(a, b) for _, _, a, b in fields]))
     for kinds, members in groups.items():
-        places = np.array([places for _, places in members], np.int64).reshape(len(members), -1, 2)
+        extents = np.array([extents for _, extents in members], np.int64).reshape(
+            len(members), -1, 2
+        )
         rows = np.array([i for i, _ in members])
-        yield rows, [(*kind, *places[:, k].T) for k, kind in enumerate(kinds)]
+        yield rows, [(*kind, *extents[:, k].T) for k, kind in enumerate(kinds)]
 
 
 class Datum:
@@ -207,7 +209,7 @@ class Datum:
 
 
 def looks_like_datum(value: bytes) -> bool:
-    """Whether `value` is a Datum with an image."""
+    """Return whether `value` is a Datum with an image."""
     data, start = np.frombuffer(value, np.uint8), np.zeros(1, np.int64)
     try:
         numbers, images, floats = read_messages(data, start, start + len(value), str)

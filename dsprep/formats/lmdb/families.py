@@ -1,4 +1,4 @@
-"""What keys say of the records: a mere counter, which field of which sample each is, or a name.
+"""The meaning of keys: a mere counter, a field of a sample each, or a name.
 
 Keys **count** if each follows from the one before: a number that rises by one, in decimal or
 hexadecimal digits of one width, or in binary, with the same bytes around it in all keys. They say
@@ -75,7 +75,7 @@ def numbers(flat: Bytes, key_at: Ints, key_size: Ints) -> tuple[Ints, np.ndarray
 
 
 class Counter:
-    """Whether the keys that are given to `add` count.
+    """A judge of keys: they count, or not.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class Counter:
 
     @property
     def counts(self) -> bool:
-        """Whether all keys so far do."""
+        """True if all keys so far do."""
         return self._rules is None or bool(self._rules)
 
     def add(self, flat: Bytes, key_at: Ints, key_size: Ints) -> None:

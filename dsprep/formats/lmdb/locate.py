@@ -1,4 +1,4 @@
-"""Where every value of a database is stored: the truth that a sidecar is made from.
+"""The place of every value of a database: the truth that a sidecar is made from.
 
 `Records` has found the values. Whether a field has an offset of its own in every value follows from
 the encoding alone.

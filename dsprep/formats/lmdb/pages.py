@@ -113,7 +113,7 @@ class Meta:
 
 
 def looks_like(head: bytes) -> bool:
-    """Whether `head`, the first 32 bytes of a file, has LMDB's magic, of any kind of LMDB."""
+    """Return whether `head`, the first 32 bytes of a file, has the magic of any kind of LMDB."""
     magics = (MAGIC.to_bytes(4, "little"), MAGIC.to_bytes(4, "big"))
     return any(head[at : at + 4] in magics for at in (12, 16, 24))
 
@@ -140,7 +140,7 @@ def read_meta(file: Handle) -> Meta:
 
 
 def is_page_size(nbytes: int) -> bool:
-    """Whether a page of LMDB can have so many bytes."""
+    """Return whether a page of LMDB can have so many bytes."""
     return 256 <= nbytes <= 1 << 15 and nbytes & (nbytes - 1) == 0
 
 

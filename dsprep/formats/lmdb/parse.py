@@ -123,15 +123,15 @@ class Records:
                 ranks.append(self._numbers(nodes, kept))
         self._leaves, self._first = leaves, offsets_of(counts)
         self._out = np.concatenate(left_out)
-        places = np.concatenate(offsets)
+        starts = np.concatenate(offsets)
         sizes: Array = np.concatenate(lengths)
-        self.offsets: Law = Explicit(places)
+        self.offsets: Law = Explicit(starts)
         self._check(record, int(sizes.sum(dtype=np.int64)))
         self.largest = int(sizes.max(initial=0))
         self.smallest = int(sizes.min(initial=self.largest))
         even = self.smallest == self.largest
         self.lengths: Law = Affine(len(self), self.largest) if even else Table(sizes)
-        self.framed = self.pages.psize if (places % self.pages.psize == HEADER).any() else 0
+        self.framed = self.pages.psize if (starts % self.pages.psize == HEADER).any() else 0
         self.counter = self.keys.counts
         if options.order == "file":
             ranks = [self.offsets.span(0, len(self))]
@@ -257,8 +257,8 @@ class Records:
         """Return up to `count` values of at most `largest` bytes, spread over the samples."""
         spread = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(np.int64))
         rows = spread if self.order is None else self.order[spread]
-        places = zip(self.offsets.at(rows).tolist(), self.lengths.at(rows).tolist(), strict=True)
-        return [self.file.pread(nbytes, at) for at, nbytes in places if nbytes <= largest]
+        extents = zip(self.offsets.at(rows).tolist(), self.lengths.at(rows).tolist(), strict=True)
+        return [self.file.pread(nbytes, at) for at, nbytes in extents if nbytes <= largest]
 
     # --- the layout ----------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""How an LMDB file was made, recovered from the offsets of its values.
+"""The making of an LMDB file, recovered from the offsets of its values.
 
 A database whose keys rose as it was written is laid out as a few numbers say: page size, key size,
 value size, records per transaction, ``MDB_APPEND`` or not, main or named database, copied
@@ -85,7 +85,7 @@ def _replays(offsets: Ints, transaction: int, lengths: Law, trees: list[Tree]) -
 
 
 def _is_exact(law: Replay, offsets: Ints) -> bool:
-    """Whether a replay gives these offsets; its first transactions are judged before all."""
+    """Return whether a replay gives these offsets; its first transactions are judged before all."""
     each, lengths = law.plan[0][1], law.lengths
     head = each * max(_JUDGED, -(-4 * law.shape.leaf // each))
     try:

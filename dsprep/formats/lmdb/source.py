@@ -269,7 +269,7 @@ def _left_out(records: Records) -> list[str]:
         ("keys", sorted(records.skipped), ""),
         ("keys", records.facts, ": facts about the dataset"),
     ]
-    return [f"left out the {kind} {shown(names)}{why}" for kind, names, why in kinds if names]
+    return [f"left out the {kind} {shown(names)}{reason}" for kind, names, reason in kinds if names]
 
 
 def _notes(

@@ -1,4 +1,4 @@
-"""Where every page of a new LMDB file goes, decided while the samples arrive: no I/O here.
+"""The place of every page of a new LMDB file, decided while the samples arrive: no I/O here.
 
 The tree is the one that LMDB itself builds from sorted keys with ``MDB_APPEND``: a leaf takes
 nodes until the next one does not fit, and a branch that would get child B + 1 keeps B - 1 and

@@ -1,4 +1,4 @@
-"""How a sample becomes one LMDB value, and a value a sample again.
+"""The encoding of a sample as one LMDB value, and back.
 
 LMDB keeps one byte string per key and knows no types. The encoding, used for all that dsprep
 writes; a sidecar, or the user, gives the schema when reading:

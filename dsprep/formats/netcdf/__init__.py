@@ -35,7 +35,7 @@ class NetCdf(Format):
     open_options = frozenset({"fields", "sample_axis"})
 
     def recognises(self, candidate: Candidate) -> bool:
-        """Whether it begins with ``CDF``; which version follows is looked at when it is opened."""
+        """Return whether it begins with ``CDF``; its version is read when it is opened."""
         return candidate.head.startswith(MAGIC)
 
     @override

@@ -75,7 +75,7 @@ class Variable:
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What a file says about itself.
+    """The facts that a file states about itself.
 
     Attributes
     ----------
@@ -195,11 +195,11 @@ class _Cursor:
         default_factory=lambda: np.empty(0, np.uint8)
     )
 
-    def wrong(self, what: str, expected: object = None, found: object = None) -> FormatError:
+    def wrong(self, problem: str, expected: object = None, found: object = None) -> FormatError:
         """Return the error for what ends here."""
         where = f"{self.file.path}, offset {self.at}"
         return FormatError(
-            f"the header is damaged: {what}", where=where, expected=expected, found=found
+            f"the header is damaged: {problem}", where=where, expected=expected, found=found
         )
 
     def take(self, nbytes: int, subject: str) -> bytes:

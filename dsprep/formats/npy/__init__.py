@@ -42,7 +42,7 @@ class Numpy(Format):
     doubtful: ClassVar[bool] = True
 
     def recognises(self, candidate: Candidate) -> bool:
-        """Whether it is an array, a ZIP file called ``.npz``, or a directory of fields."""
+        """Return whether it is an array, a ZIP file called ``.npz``, or a directory of fields."""
         from dsprep.formats import npy_header
         from dsprep.formats.npy import arrays
 

@@ -73,7 +73,7 @@ class StoredArray:
 
     @property
     def vlen(self) -> bool:
-        """Whether elements vary in length: never, as nothing is unpickled."""
+        """True if elements vary in length: never, as nothing is unpickled."""
         return False
 
     def column(self, *, whole_file: bool, ragged: bool = False) -> Column:
@@ -96,7 +96,7 @@ class StoredArray:
 
 @dataclass(frozen=True)
 class Arrays:
-    """What a dataset holds.
+    """The contents of a dataset.
 
     Attributes
     ----------
@@ -241,7 +241,7 @@ def in_directory(path: Path) -> tuple[list[str], list[str]]:
 
 
 def are_fields(path: Path) -> bool:
-    """Whether a directory is one dataset, each of whose files is a field.
+    """Return whether a directory is one dataset, each of whose files is a field.
 
     That is so if most of what is in it are array files, at least two and not very many, unless
     their names differ in a number or a part alone: shards, or samples.

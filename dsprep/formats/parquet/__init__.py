@@ -31,7 +31,7 @@ class Parquet(Format):
     open_options: ClassVar[frozenset[str]] = frozenset({"fields", "nulls"})
 
     def recognises(self, candidate: Candidate) -> bool:
-        """Whether it begins as a file of rows does; ``_metadata`` holds none of its own."""
+        """Return whether it begins as a file of rows does; ``_metadata`` holds none of its own."""
         from dsprep.formats.parquet.row_groups import ENCRYPTED, MAGIC
 
         magic = candidate.head[: len(MAGIC)]

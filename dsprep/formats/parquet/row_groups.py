@@ -31,13 +31,13 @@ def chunks(metadata: Any, number: int, names: list[str]) -> list[Any]:
     """Return the columns of a row group that are, or are parts of, these: as pyarrow has them."""
     group = metadata.row_group(number)
     paths = (metadata.schema.column(i).path for i in range(group.num_columns))
-    found = [group.column(i) for i, path in enumerate(paths) if is_of(path, names)]
-    for chunk in found:
+    columns = [group.column(i) for i, path in enumerate(paths) if is_of(path, names)]
+    for chunk in columns:
         if chunk.file_path:
             raise UnsupportedError("the values are in other files", fix="name these")
         if min(chunk.total_uncompressed_size, chunk.total_compressed_size) < 0:
             raise FormatError("the footer states sizes below zero")
-    return found
+    return columns
 
 
 class RowGroups:
@@ -127,5 +127,5 @@ class RowGroups:
 
 
 def is_of(path: str, names: list[str]) -> bool:
-    """Whether a leaf is one of these columns, or of a struct or list that is."""
+    """Return whether a leaf is one of these columns, or of a struct or list that is."""
     return path in names or any(path.startswith(f"{name}.") for name in names)

@@ -77,13 +77,13 @@ class ParquetSource(Source):
     def _open(self, options: OpenOptions, hint: Schema | None) -> None:
         with arrow().parquet.ParquetFile(for_library(self._file)) as opened:
             self._metadata, arrows = opened.metadata, opened.schema_arrow
-        facts, found = self._metadata, list(types.leaves(arrows))
+        facts, every_leaf = self._metadata, list(types.leaves(arrows))
         self._groups = [facts.row_group(i).num_rows for i in range(facts.num_row_groups)]
         self.version = f"Parquet {facts.format_version[0]}, written by {facts.created_by}"
-        leaves = {leaf.name: leaf for leaf in found}
-        for name, count in Counter(leaf.name for leaf in found).items():
+        leaves = {leaf.name: leaf for leaf in every_leaf}
+        for name, count in Counter(leaf.name for leaf in every_leaf).items():
             if count > 1:
-                leaves[name] = replace(leaves[name], field=None, why="two columns are called so")
+                leaves[name] = replace(leaves[name], field=None, reason="two columns are called so")
         self._parts = parts = partitions(self.path, hint)
         available, notes = self._available(leaves, parts, options, hint)
         chosen = wanted(options.fields, available)
@@ -145,9 +145,9 @@ class ParquetSource(Source):
             assert leaf is not None  # the path has a value of each of its names
             if requested:
                 raise UnsupportedError(
-                    f"column {name} is not a field: {leaf.why}", where=self.path, fix=WAY_OUT
+                    f"column {name} is not a field: {leaf.reason}", where=self.path, fix=WAY_OUT
                 )
-            notes.append(f"left out {name}: {leaf.why}")
+            notes.append(f"left out {name}: {leaf.reason}")
         notes += self._leave_out_nulls(available, leaves, options)
         if not available:
             raise UnsupportedError(

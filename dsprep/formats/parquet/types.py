@@ -59,7 +59,7 @@ class Leaf:
     path
         Its name, after those of the structs around it.
     field
-        What its samples are; None: none of dsprep's kinds, and `why` says so.
+        What its samples are; None: none of dsprep's kinds, and `reason` says so.
     flat
         Whether it has one value a row: of these the footer counts the nulls.
     inner
@@ -71,7 +71,7 @@ class Leaf:
 
     path: tuple[str, ...]
     field: Field | None
-    why: str = ""
+    reason: str = ""
     flat: bool = True
     inner: tuple[str, ...] = ()
     form: Literal["values", "joined", "lengths", "null"] = "values"

@@ -35,7 +35,7 @@ class TFRecord(WritableFormat):
     uneven_groups: ClassVar[bool] = True
 
     def recognises(self, candidate: Candidate) -> bool:
-        """Whether the first record's header is right; an empty file needs a known suffix."""
+        """Return whether the first record's header is right; an empty file needs a known suffix."""
         from dsprep.formats.tfrecord.stream import holds_records
 
         verdict = holds_records(candidate.head[:1024]) if candidate.is_file else False

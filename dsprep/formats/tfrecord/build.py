@@ -54,14 +54,14 @@ class Builder:
         Whether samples are records already.
     nbytes
         Of each record with its frame, where samples are of one shape; else 0.
-    places
+    positions
         Where the values of each feature begin in such a payload.
     """
 
     def __init__(self, schema: Schema, types: dict[str, int], padding: int = 0) -> None:
         self.features = [Feature(f.name, types[f.name], f) for f in schema]
         self.opaque = features.is_opaque(schema)
-        self.nbytes, self.places = 0, list[int]()
+        self.nbytes, self.positions = 0, list[int]()
         self.padding, self.align, self.aligned = padding, 1, True
         if not schema.ragged:
             sizes = [features.row_nbytes(f.field, f.type) for f in self.features]
@@ -70,7 +70,7 @@ class Builder:
             entries = sum(heads) + sum(sizes)
             edges = offsets_of(np.stack([heads, sizes], axis=1).reshape(-1).astype(np.int64))
             begin = len(example_head(entries))
-            self.places = (begin + edges[1::2]).tolist()
+            self.positions = (begin + edges[1::2]).tolist()
             self.nbytes = begin + entries + padding + framing.FRAME
 
     def missing(self, end: int) -> int:

@@ -1,4 +1,4 @@
-"""Which list of ``tf.train.Example`` carries a field, and what field a list can be read as.
+"""The list of ``tf.train.Example`` that carries a field, and the field that a list is read as.
 
 Writing (`plan`): a feature per field, in the schema's order.
 
@@ -49,7 +49,7 @@ NUMBERS: Mapping[FeatureType, int] = {"bytes": BYTES, "float": FLOAT, "int64": I
 
 
 def is_opaque(schema: Schema) -> bool:
-    """Whether samples of this schema are written as raw records."""
+    """Return whether samples of this schema are written as raw records."""
     return schema.names == (RECORD,) and schema.fields[0].kind == "bytes"
 
 
@@ -113,7 +113,7 @@ def _choose(f: Field, requested: FeatureType | None) -> int:
 
 
 def fits_int64(f: Field) -> bool:
-    """Whether every value of the field is an int64."""
+    """Return whether every value of the field is an int64."""
     return f.dtype.kind in "bi" or (f.dtype.kind == "u" and f.dtype.itemsize < 8)
 
 
@@ -123,7 +123,7 @@ def row_nbytes(f: Field, type_: int) -> int:
 
 
 def loses_type(f: Field, type_: int) -> bool:
-    """Whether the file alone does not state the field's dtype and shape."""
+    """Return whether the file alone does not state the field's dtype and shape."""
     if f.kind != "array" or type_ == BYTES:
         return f.kind != "bytes"
     return len(f.shape) > 1 or f.shape in ((0,), (1,)) or f.dtype not in (FLOAT32, INT)
@@ -143,7 +143,7 @@ def describe(f: Field, type_: int) -> str:
 
 @dataclass(slots=True)
 class FeatureStats:
-    """What some records hold of one feature.
+    """The facts about one feature in some records.
 
     `types` carry it; it has `fewest` to `most_values` values, together of `shortest` to
     `longest` bytes, in `records` of them.
@@ -193,7 +193,7 @@ class Feature:
         return self.name + LENGTHS if self.form == "lengths" else self.name
 
     def can_be(self, field: Field) -> bool:
-        """Whether a list of this type can be read as `field`, if sizes fit."""
+        """Return whether a list of this type can be read as `field`, if sizes fit."""
         if field.ragged and not field.row_nbytes:  # of which the number would be lost
             return False
         if self.form == "strings":

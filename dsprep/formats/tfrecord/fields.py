@@ -1,4 +1,4 @@
-"""How fields are taken out of ``tf.train.Example`` records, by the recipe that a layout has.
+"""Takes fields out of ``tf.train.Example`` records, by the recipe that a layout has.
 
 ``{"name": "example", "features": {field: [feature, list]}, "others": true}``: the feature that
 each field is read from, and the list it has, ``"bytes"``, ``"float"`` or ``"int64"``. Features

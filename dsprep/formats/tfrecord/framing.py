@@ -108,7 +108,7 @@ def payload_crcs(
 
 
 def payload_right(data: Any, start: int, length: int) -> bool:
-    """Whether the payload ``data[start:start + length]`` has the CRC that follows it."""
+    """Return whether the payload ``data[start:start + length]`` has the CRC that follows it."""
     crc, stop = 0, start + length
     for a in range(start, stop, 1 << 20):
         crc = crc32c(bytes(data[a : min(stop, a + (1 << 20))]), crc)
@@ -116,7 +116,7 @@ def payload_right(data: Any, start: int, length: int) -> bool:
 
 
 def is_header(data: bytes) -> bool:
-    """Whether `data` begins with a record header whose CRC is right."""
+    """Return whether `data` begins with a record header whose CRC is right."""
     if len(data) < HEADER:
         return False
     head = np.frombuffer(data, np.uint8, HEADER).reshape(1, HEADER)
@@ -184,7 +184,7 @@ class Scan:
 
     @property
     def done(self) -> bool:
-        """Whether there are no more headers, or all records were taken that are wanted."""
+        """True if there are no more headers, or all records were taken that are wanted."""
         ended = self._is_cut or self.position + HEADER > self.end
         return ended or self.count >= self._stop
 
@@ -231,13 +231,15 @@ class Scan:
         good = int(bad.argmax()) if bad.any() else len(heads)
         sizes = lengths[:good].astype(np.int64)
         ends = self.position + np.cumsum(sizes + FRAME)
-        whole = int(np.searchsorted(ends, self.end, "right"))
-        self._is_cut = whole < good
-        if whole:
-            longest = int(sizes[:whole].max())
-            self._parts.append(sizes[:whole].astype(np.uint32 if longest < 1 << 32 else np.int64))
-            self.count += whole
-            self.position, self.length = int(ends[whole - 1]), int(sizes[whole - 1])
+        complete = int(np.searchsorted(ends, self.end, "right"))
+        self._is_cut = complete < good
+        if complete:
+            longest = int(sizes[:complete].max())
+            self._parts.append(
+                sizes[:complete].astype(np.uint32 if longest < 1 << 32 else np.int64)
+            )
+            self.count += complete
+            self.position, self.length = int(ends[complete - 1]), int(sizes[complete - 1])
         if good < len(heads) and not self._is_cut:
             raise FormatError(
                 f"the header of record {self.count} is damaged",
@@ -245,7 +247,7 @@ class Scan:
                 expected="a length with its CRC32C",
                 fix="the file is damaged there, or is not a TFRecord file",
             ).with_fix(self.advice())
-        return ends[:whole] - sizes[:whole] - FOOTER, sizes[:whole]
+        return ends[:complete] - sizes[:complete] - FOOTER, sizes[:complete]
 
     def advice(self) -> str:
         """Return what to do with a file of which the records so far are whole."""

@@ -1,4 +1,4 @@
-"""Where every record is stored, and which fields have the same offset in all of them.
+"""The places of records, and the fields that have the same offset in all of them.
 
 The headers were read when the file was opened. A field of a ``tf.train.Example`` has a constant
 place if the values of all features have, which is seen while every record is looked into. Records
@@ -47,15 +47,15 @@ def records_of(
 
 
 def parts_of(
-    places: Mapping[str, Value], features: Sequence[Feature], label: Label
+    positions: Mapping[str, Value], features: Sequence[Feature], label: Label
 ) -> dict[str, Part]:
     """Return the part of each field whose bits are at its place; `FormatError` if it is too short.
 
-    `places` are those of the features in every record.
+    `positions` are those of the features in every record.
     """
     parts = {}
     for f in features:
-        value = places.get(f.name)
+        value = positions.get(f.name)
         if value is None or value.type != f.type or f.type == INT64 or f.form == "lengths":
             continue
         if value.type == BYTES and len(value.ranges) != 1:
@@ -89,7 +89,7 @@ def layout_of(
     chosen = builder.features
     if builder.nbytes:
         law = _lengths(builder, samples)
-        placed = zip(chosen, builder.places, strict=True)
+        placed = zip(chosen, builder.positions, strict=True)
         parts = {f.name: Part(at, f.field.row_nbytes) for f, at in placed if f.type != INT64}
         if not all(f.field.row_nbytes for f in chosen):
             return None

@@ -1,4 +1,4 @@
-"""What the records of a file hold: looked for in every record, as its header comes by.
+"""The features of a file: looked for in every record, as its header comes by.
 
 Records that are alike are taken many at a time; only one that changes what is known is looked at
 by itself, and counts if its CRC is right. Of large records only the tags, lengths and names are
@@ -29,7 +29,7 @@ BLOCK = 1 << 10
 
 _TYPES = {type_: frozenset([type_]) for type_ in TYPES}
 StatsByName: TypeAlias = Mapping[str, FeatureStats]
-Places: TypeAlias = Mapping[str, Value]
+Positions: TypeAlias = Mapping[str, Value]
 """Where the values of features are in a record."""
 
 
@@ -55,12 +55,12 @@ class FileView:
 
 
 class Discovery:
-    """What has been seen in the records of one file, by feature.
+    """The features of the records of one file, as far as these were looked into.
 
     With `check_crc` a record that changes what is known has to have the right CRC: `FormatError`
     if not. `records` counts them; `reason` is why the first one cannot be taken apart, None if it
-    can; `unlike` has an error for each feature that is of several types. `places` are those of all
-    features, which are the same in all records so far; None if not.
+    can; `unlike` has an error for each feature that is of several types. `positions` are those of
+    all features, if they are the same in all records so far.
     """
 
     def __init__(self, stream: Handle, check_crc: bool, where: object) -> None:
@@ -69,7 +69,7 @@ class Discovery:
         self.records = 0
         self.reason: WireError | None = None
         self.unlike: dict[str, FormatError] = {}
-        self.places: Places | None = None
+        self.positions: Positions | None = None
 
     def take(self, buffer: Bytes, starts: Ints, lengths: Ints, at: int = 0) -> None:
         """Look into records that `buffer`, the bytes from offset `at` on, has with their CRCs."""
@@ -88,7 +88,7 @@ class Discovery:
         spans_of = None if self.reason else parse_together(buffer, starts, lengths)
         if spans_of is None:
             return False
-        stats, places, n = {}, dict[str, Value](), len(starts)
+        stats, positions, n = {}, dict[str, Value](), len(starts)
         for name, spans in spans_of.items():
             counts = _counts(buffer, spans)
             size, first = int(spans.totals.min()), int(spans.starts[0] - starts[0])
@@ -97,11 +97,11 @@ class Discovery:
             stats[name] = FeatureStats(_TYPES[spans.type], *values, size, longest, n)
             if size == longest and bool((spans.starts - starts == first).all()):
                 ranges = [(first, first + size)] if size or spans.type == BYTES else []
-                places[name] = Value(spans.type, ranges)
+                positions[name] = Value(spans.type, ranges)
         merged = self._with(stats)
         if self._is_news(merged, n):
             return False
-        self._add(merged, n, places if len(places) == len(stats) else None)
+        self._add(merged, n, positions if len(positions) == len(stats) else None)
         return True
 
     def _one(self, data: Viewed, start: int, length: int, at: int) -> None:
@@ -123,11 +123,11 @@ class Discovery:
             if len(s.types) > 1 and name not in self.unlike:
                 problem, lists = f"feature {name} is of another type", _lists(self.stats[name])
                 self.unlike[name] = self._unlike(problem, lists, _lists(stats[name]))
-        places = {
+        positions = {
             name: Value(v.type, [(a - start, b - start) for a, b in v.ranges])
             for name, v in parsed.items()
         }
-        self._add(merged, 1, places)
+        self._add(merged, 1, positions)
 
     def _unlike(self, problem: str, expected: object, actual: object) -> FormatError:
         return FormatError(
@@ -155,15 +155,15 @@ class Discovery:
         return {**self.stats, **stats, **both}
 
     def _is_news(self, merged: StatsByName, count: int) -> bool:
-        """Whether features are other kinds of fields by what `count` more records say."""
+        """Return whether features are other kinds of fields by what `count` more records say."""
         before = {name: s.kind(self.records) for name, s in self.stats.items()}
         return before != {name: s.kind(self.records + count) for name, s in merged.items()}
 
-    def _add(self, merged: StatsByName, count: int, places: Places | None) -> None:
+    def _add(self, merged: StatsByName, count: int, positions: Positions | None) -> None:
         if not self.records:
-            self.places = places
-        elif self.places != places:
-            self.places = None
+            self.positions = positions
+        elif self.positions != positions:
+            self.positions = None
         self.stats = merged
         self.records += count
 

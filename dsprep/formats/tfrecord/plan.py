@@ -1,4 +1,4 @@
-"""How groups of records are laid out, and how they come to begin at multiples of the stripe size.
+"""The layout of groups of records, which begin at multiples of the stripe size.
 
 Records follow one another without gaps, so a group is a run of bytes by itself. To align groups,
 padding goes into records (`example.padding_head`: a field that every parser of Examples skips):

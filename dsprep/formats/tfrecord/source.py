@@ -74,13 +74,13 @@ def _parse(path: Path, stream: Handle, options: OpenOptions, hint: Schema | None
         return FileLayout(blocks.count, records_of(blocks, chosen, known, parts))
 
     def seen(look: Discovery) -> FileLayout:
-        """Return the layout with the places that all records have, which were looked into."""
+        """Return the layout with the positions that all records have, which were looked into."""
         if hint and blocks.count:
             _confirm(look, chosen, known, path)
-        places = look.places or {}
-        if known is not None and not places.keys() <= known:
-            places = {}
-        return with_parts(parts_of(places, chosen, label))
+        positions = look.positions or {}
+        if known is not None and not positions.keys() <= known:
+            positions = {}
+        return with_parts(parts_of(positions, chosen, label))
 
     def examine() -> FileLayout:
         again = Discovery(stream, options.check_crc, path)
@@ -113,8 +113,8 @@ def _find_features(
         available = {name: Feature(name, BYTES, f) for name, f in known.items()}
         return available, ["there are no records"]
     if look.reason is not None or not look.stats:
-        why = look.reason or "no features"
-        return None, [f"the records are kept whole, not taken as tf.train.Example: {why}"]
+        reason = look.reason or "no features"
+        return None, [f"the records are kept whole, not taken as tf.train.Example: {reason}"]
     available, notes = features.discover(look.stats, look.records, look.unlike)
     named = {s.path for s in options.fields}
     for name, error in look.unlike.items():

@@ -58,7 +58,7 @@ def packing(head: bytes) -> Packing | None:
 
 
 def holds_records(head: bytes) -> bool | None:
-    """Whether a file holds records, judged by `head`, its first 1 KiB or all of it.
+    """Return whether a file holds records, judged by `head`, its first 1 KiB or all of it.
 
     None if that unpacks to nothing, as a file of no records does.
     """
@@ -74,7 +74,7 @@ def holds_records(head: bytes) -> bool | None:
 
 
 class Unpacked(LocalFile):
-    """What a file compressed as a whole by `codec` unpacks to; `FormatError` if it is damaged."""
+    """The bytes of a file that `codec` compressed as a whole; `FormatError` if it is damaged."""
 
     def __init__(self, stored: Handle, codec: Packing) -> None:
         self.fd, self.codec, self.stored = -1, codec, stored
@@ -176,10 +176,10 @@ def _read_windows(file: Handle, scan: Scan, look: Discovery | None) -> None:
     waiting = np.zeros((2, 0), np.int64)  # records that end in the next window
     for at, window in _windows(file, scan.position, sparse(file) + HEADER + FOOTER):
         starts, lengths = np.concatenate([waiting, scan.take(window, at)], axis=1)
-        whole = int(np.searchsorted(starts + lengths + FOOTER, at + len(window), "right"))
-        if look is not None and whole:
-            look.take(window, starts[:whole] - at, lengths[:whole], at)
-        waiting = np.stack([starts[whole:], lengths[whole:]])
+        complete = int(np.searchsorted(starts + lengths + FOOTER, at + len(window), "right"))
+        if look is not None and complete:
+            look.take(window, starts[:complete] - at, lengths[:complete], at)
+        waiting = np.stack([starts[complete:], lengths[complete:]])
         if scan.done or scan.length >= sparse(file):
             break
     if look is not None:

@@ -25,7 +25,7 @@ class WebDataset(Format):
     open_options: ClassVar[frozenset[str]] = frozenset({"fields", "keys_as"})
 
     def recognises(self, candidate: Candidate) -> bool:
-        """Whether the file begins with the header of a member, with its checksum."""
+        """Return whether the file begins with the header of a member, with its checksum."""
         from dsprep.formats.webdataset.headers import BLOCK, is_header
 
         return is_header(candidate.head[:BLOCK])

@@ -247,7 +247,7 @@ def _tar_errors(where: str) -> Iterator[None]:
 
 
 def is_header(block: bytes) -> bool:
-    """Whether this is the header of a member."""
+    """Return whether this is the header of a member."""
     try:
         tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except (tarfile.TarError, ValueError):
@@ -310,7 +310,7 @@ def _steps(blocks: Bytes) -> list[int]:
 
 
 def _is_directory(names: Bytes) -> Bytes:
-    """Whether names, of shape ``(n, 100)``, end in a slash."""
+    """Return whether names, of shape ``(n, 100)``, end in a slash."""
     ends = np.where((names == 0).any(axis=1), (names == 0).argmax(axis=1), names.shape[1])
     out: Bytes = names[np.arange(len(names)), ends - 1] == ord("/")
     return out

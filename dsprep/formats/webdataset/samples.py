@@ -249,7 +249,7 @@ class _Batch(NamedTuple):
 
     @property
     def new(self) -> NDArray[np.bool_]:
-        """Which members begin a sample."""
+        """Tells the members that begin a sample."""
         differ = map(operator.ne, self.keys[1:], self.keys)
         return np.fromiter(chain((True,) if self.keys else (), differ), bool, len(self.keys))
 

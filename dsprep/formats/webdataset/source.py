@@ -91,15 +91,15 @@ def _as_array(file: Handle, field: Field, extent: Extents, is_typed: bool) -> tu
         header = parse_header(lambda n: file.pread(min(n, nbytes), begin), file.path)
     except (FormatError, UnsupportedError):
         return field, extent
-    found = replace(field, dtype=header.dtype, shape=header.shape, kind="array")
-    other = is_typed and found != field
+    array = replace(field, dtype=header.dtype, shape=header.shape, kind="array")
+    other = is_typed and array != field
     if other or header.columns or (lengths != header.begin + header.nbytes).any():
         return field, extent
     head = file.pread(header.begin, begin)
     for i in range(0, len(offsets), AT_ONCE):
         if set(file.pread_blocks(len(head), offsets[i : i + AT_ONCE].tolist())) != {head}:
             return field, extent
-    return found, (law_of([offsets + header.begin]), Affine(len(offsets), header.nbytes))
+    return array, (law_of([offsets + header.begin]), Affine(len(offsets), header.nbytes))
 
 
 def _layout(
