@@ -146,7 +146,8 @@ class FeatureStats:
     """The facts about one feature in some records.
 
     `types` carry it; it has `fewest` to `most_values` values, together of `shortest` to
-    `longest` bytes, in `records` of them.
+    `longest` bytes, in `records` of them; `ranges` are those of its values, from the beginning of
+    the record, if all have the same.
     """
 
     types: frozenset[int]
@@ -155,6 +156,7 @@ class FeatureStats:
     shortest: int
     longest: int
     records: int
+    ranges: list[tuple[int, int]] | None
 
     def with_(self, more: FeatureStats) -> FeatureStats:
         """Return what these records and `more` hold."""
@@ -165,6 +167,7 @@ class FeatureStats:
             min(self.shortest, more.shortest),
             max(self.longest, more.longest),
             self.records + more.records,
+            self.ranges if self.ranges == more.ranges else None,
         )
 
     def kind(self, records: int) -> tuple[object, ...]:

@@ -17,8 +17,8 @@ from dsprep.core.schema import Ints
 from dsprep.errors import FormatError
 from dsprep.formats.tfrecord import framing
 from dsprep.formats.tfrecord.build import Builder
-from dsprep.formats.tfrecord.example import BYTES, INT64, Value
-from dsprep.formats.tfrecord.features import Feature
+from dsprep.formats.tfrecord.example import BYTES, INT64
+from dsprep.formats.tfrecord.features import Feature, FeatureStats
 from dsprep.formats.tfrecord.fields import check_sizes
 from dsprep.formats.tfrecord.fields import describe as describe_recipe
 from dsprep.layout.laws import Affine, Law
@@ -47,20 +47,21 @@ def records_of(
 
 
 def parts_of(
-    positions: Mapping[str, Value], features: Sequence[Feature], label: Label
+    constant: Mapping[str, FeatureStats], features: Sequence[Feature], label: Label
 ) -> dict[str, Part]:
     """Return the part of each field whose bits are at its place; `FormatError` if it is too short.
 
-    `positions` are those of the features in every record.
+    `constant` are features that have the same ranges in all records.
     """
     parts = {}
     for f in features:
-        value = positions.get(f.name)
-        if value is None or value.type != f.type or f.type == INT64 or f.form == "lengths":
+        stats = constant.get(f.name)
+        if stats is None or stats.types != {f.type} or f.type == INT64 or f.form == "lengths":
             continue
-        if value.type == BYTES and len(value.ranges) != 1:
+        ranges = stats.ranges or []
+        if f.type == BYTES and len(ranges) != 1:
             continue
-        start, stop = value.ranges[0] if value.ranges else (0, 0)
+        start, stop = ranges[0] if ranges else (0, 0)
         check_sizes(np.array([stop - start]), f, label)
         parts[f.field.name] = Part(start, stop - start)
     return parts

@@ -29,8 +29,6 @@ BLOCK = 1 << 10
 
 _TYPES = {type_: frozenset([type_]) for type_ in TYPES}
 StatsByName: TypeAlias = Mapping[str, FeatureStats]
-Positions: TypeAlias = Mapping[str, Value]
-"""Where the values of features are in a record."""
 
 
 class FileView:
@@ -59,8 +57,7 @@ class Discovery:
 
     With `check_crc` a record that changes what is known has to have the right CRC: `FormatError`
     if not. `records` counts them; `reason` is why the first one cannot be taken apart, None if it
-    can; `unlike` has an error for each feature that is of several types. `positions` are those of
-    all features, if they are the same in all records so far.
+    can; `unlike` has an error for each feature that is of several types.
     """
 
     def __init__(self, stream: Handle, check_crc: bool, where: object) -> None:
@@ -69,7 +66,13 @@ class Discovery:
         self.records = 0
         self.reason: WireError | None = None
         self.unlike: dict[str, FormatError] = {}
-        self.positions: Positions | None = None
+
+    @property
+    def constant(self) -> StatsByName:
+        """The features, if the ranges of all are the same in all records, else none."""
+        every = self.stats.values()
+        same = all(s.ranges is not None and s.records == self.records for s in every)
+        return self.stats if same else {}
 
     def take(self, buffer: Bytes, starts: Ints, lengths: Ints, at: int = 0) -> None:
         """Look into records that `buffer`, the bytes from offset `at` on, has with their CRCs."""
@@ -88,20 +91,20 @@ class Discovery:
         spans_of = None if self.reason else parse_together(buffer, starts, lengths)
         if spans_of is None:
             return False
-        stats, positions, n = {}, dict[str, Value](), len(starts)
+        stats, n = {}, len(starts)
         for name, spans in spans_of.items():
             counts = _counts(buffer, spans)
             size, first = int(spans.totals.min()), int(spans.starts[0] - starts[0])
             values = int(counts.min()), int(counts.max())
             longest = int(spans.totals.max())
-            stats[name] = FeatureStats(_TYPES[spans.type], *values, size, longest, n)
+            ranges = None
             if size == longest and bool((spans.starts - starts == first).all()):
                 ranges = [(first, first + size)] if size or spans.type == BYTES else []
-                positions[name] = Value(spans.type, ranges)
+            stats[name] = FeatureStats(_TYPES[spans.type], *values, size, longest, n, ranges)
         merged = self._with(stats)
         if self._is_news(merged, n):
             return False
-        self._add(merged, n, positions if len(positions) == len(stats) else None)
+        self.stats, self.records = merged, self.records + n
         return True
 
     def _one(self, data: Viewed, start: int, length: int, at: int) -> None:
@@ -109,7 +112,7 @@ class Discovery:
             return
         try:
             parsed = example.parse(data, start, start + length)
-            stats = _stats(parsed, data)
+            stats = _stats(parsed, data, start)
         except WireError as error:
             self._check(data, start, length, at)
             if self.stats:
@@ -123,11 +126,7 @@ class Discovery:
             if len(s.types) > 1 and name not in self.unlike:
                 problem, lists = f"feature {name} is of another type", _lists(self.stats[name])
                 self.unlike[name] = self._unlike(problem, lists, _lists(stats[name]))
-        positions = {
-            name: Value(v.type, [(a - start, b - start) for a, b in v.ranges])
-            for name, v in parsed.items()
-        }
-        self._add(merged, 1, positions)
+        self.stats, self.records = merged, self.records + 1
 
     def _unlike(self, problem: str, expected: object, actual: object) -> FormatError:
         return FormatError(
@@ -159,21 +158,13 @@ class Discovery:
         before = {name: s.kind(self.records) for name, s in self.stats.items()}
         return before != {name: s.kind(self.records + count) for name, s in merged.items()}
 
-    def _add(self, merged: StatsByName, count: int, positions: Positions | None) -> None:
-        if not self.records:
-            self.positions = positions
-        elif self.positions != positions:
-            self.positions = None
-        self.stats = merged
-        self.records += count
-
 
 def _lists(stats: FeatureStats) -> str:
     return " and ".join(f"a {TYPES[t]} list" for t in sorted(stats.types))
 
 
-def _stats(features: Mapping[str, Value], data: Viewed) -> StatsByName:
-    """Return what one record holds."""
+def _stats(features: Mapping[str, Value], data: Viewed, start: int) -> StatsByName:
+    """Return the features of the record that begins at `start`."""
     stats = {}
     for name, value in features.items():
         nbytes = sum(b - a for a, b in value.ranges)
@@ -181,7 +172,8 @@ def _stats(features: Mapping[str, Value], data: Viewed) -> StatsByName:
         if value.type == INT64:
             parts = (np.frombuffer(data[a:b], np.uint8) for a, b in value.ranges)
             count = sum(int(np.count_nonzero(part < 128)) for part in parts)
-        stats[name] = FeatureStats(_TYPES[value.type], count, count, nbytes, nbytes, 1)
+        ranges = [(a - start, b - start) for a, b in value.ranges]
+        stats[name] = FeatureStats(_TYPES[value.type], count, count, nbytes, nbytes, 1, ranges)
     return stats
 
 

@@ -77,10 +77,10 @@ def _parse(path: Path, stream: Handle, options: OpenOptions, hint: Schema | None
         """Return the layout with the positions that all records have, which were looked into."""
         if hint and blocks.count:
             _confirm(look, chosen, known, path)
-        positions = look.positions or {}
-        if known is not None and not positions.keys() <= known:
-            positions = {}
-        return with_parts(parts_of(positions, chosen, label))
+        constant = look.constant
+        if known is not None and not constant.keys() <= known:
+            constant = {}
+        return with_parts(parts_of(constant, chosen, label))
 
     def examine() -> FileLayout:
         again = Discovery(stream, options.check_crc, path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +14,8 @@ from dsprep.formats.npy_header import parse as parse_header
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.webdataset.headers import Archive
 from dsprep.formats.webdataset.samples import Extents, Samples, law_of
-from dsprep.layout.laws import Affine, Law
-from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Part, Records
+from dsprep.layout.laws import Affine
+from dsprep.layout.model import Blocks, Column, FileLayout, Grid
 from dsprep.storage.base import Handle
 from dsprep.storage.paths import open_file
 
@@ -53,10 +52,11 @@ def parse(file: Handle, options: OpenOptions) -> Parsed:
         lengths = extents[name][1]
         some = lengths.span(0, 1 if isinstance(lengths, Affine) and not lengths.stride else count)
         field.check_nbytes(some, lambda i: f"{file.path}, sample {i}", ENCODED)
+    columns = {name: _column(f, extents[name], file.nbytes) for name, f in fields.items()}
     return Parsed(
         version="WebDataset in a tar archive",
         fields=fields,
-        layout=_layout(count, file.nbytes, fields, extents),
+        layout=FileLayout(count, columns=columns),
         notes=tuple(samples.notes),
     )
 
@@ -102,38 +102,17 @@ def _as_array(file: Handle, field: Field, extent: Extents, is_typed: bool) -> tu
     return array, (law_of([offsets + header.begin]), Affine(len(offsets), header.nbytes))
 
 
-def _layout(
-    count: int, nbytes: int, fields: Mapping[str, Field], extents: Mapping[str, Extents]
-) -> FileLayout:
-    """Return where all fields are.
+def _column(field: Field, extent: Extents, nbytes: int) -> Column:
+    """Return where a field is in an archive of `nbytes` bytes.
 
-    Those of a fixed type at a constant distance from one another are parts of records; of all
-    others, the bytes of a sample are rows of an array that is the whole file.
+    A value of a fixed type is a chunk of its own; of others, the bytes of a sample are rows of an
+    array that is the whole archive.
     """
-    grid = Grid(Blocks(Affine(1, 0), Affine(1, nbytes)), (nbytes,), 1, (nbytes,))
-    columns = {name: Column(grid, 1, *extent) for name, extent in extents.items()}
-    fixed = [f for f in fields.values() if not f.ragged]
-    for f in fixed:
-        if not f.row_nbytes:
-            columns[f.name] = Column(None)
-    fixed = [f for f in fixed if f.row_nbytes]
-    if not fixed:
-        return FileLayout(count, None, columns)
-    first = min(fixed, key=lambda f: extents[f.name][0].one(0))
-    begin, parts = extents[first.name][0], dict[str, Part]()
-    for f in fixed:
-        at = _distance(begin, extents[f.name][0])
-        if at is not None:
-            parts[f.name] = Part(at, f.row_nbytes)
-            del columns[f.name]
-    length = max(fields[name].row_nbytes + (p.at or 0) for name, p in parts.items())
-    records = Records(Blocks(begin, Affine(count, length)), parts)
-    return FileLayout(count, records, columns)
-
-
-def _distance(a: Law, b: Law) -> int | None:
-    """Return by how much all numbers of `b` are larger than those of `a`; None if they differ."""
-    if isinstance(a, Affine) and isinstance(b, Affine):
-        return b.base - a.base if a.stride == b.stride else None
-    lengths = b.span(0, b.count) - a.span(0, a.count)
-    return int(lengths[0]) if bool((lengths == lengths[0]).all()) else None
+    if field.ragged:
+        grid = Grid(Blocks(Affine(1, 0), Affine(1, nbytes)), (nbytes,), 1, (nbytes,))
+        return Column(grid, 1, *extent)
+    if not field.row_nbytes:
+        return Column(None)
+    count, inner = extent[0].count, field.inner
+    blocks = Blocks(extent[0], Affine(count, field.row_nbytes))
+    return Column(Grid(blocks, (count, *inner), field.dtype.itemsize, (1, *inner)))
