@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
 from dsprep import formats
 from dsprep.errors import DsprepError
 from dsprep.formats.samples import is_file
-from dsprep.storage.paths import Candidate, as_path, scan
+from dsprep.storage.paths import Candidate, as_path
+from dsprep.storage.trees import data_entries
 
 SUFFIXES = frozenset(
     b"avif bmp dib exr gif heic heif j2k jfif jp2 jpe jpeg jpf jpg jpx jxl pbm pgm png pnm ppm qoi "
@@ -20,7 +22,7 @@ SUFFIXES = frozenset(
 LOOKED = 16
 """Files of other names that are looked into."""
 SEEN = 4096
-"""Entries that are looked through."""
+"""Files that are looked through."""
 
 
 def has_suffix(name: bytes) -> bool:
@@ -34,32 +36,15 @@ def is_image_folder(path: Path) -> bool:
 
     Names decide, but of some files of other names the first bytes are looked at.
     """
-    images, names = _first_files(path)
-    others = [as_path(name) for name in names] if images else []
-    if not images or any(formats.by_suffix(path) for path in others):
+    has_images, others = False, list[Path]()
+    for entry in islice(data_entries(path), SEEN):
+        if has_suffix(os.fsencode(entry.name)):
+            has_images = True
+        elif "/." not in entry.path[len(str(path)) :] and is_file(entry):
+            others.append(as_path(entry.path))
+    if not has_images or any(map(formats.by_suffix, others)):
         return False
     return not any(_is_dataset(path) for path in others[:LOOKED])
-
-
-def _first_files(path: Path) -> tuple[list[str], list[str]]:
-    """Return images and other files by their names, of the first entries below a directory."""
-    images, others = list[str](), list[str]()
-    waiting, count = [path], 0
-    while waiting and count < SEEN:
-        folders, directory = [], waiting.pop()
-        for entry in scan(directory):
-            count += 1
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                folders.append(directory / entry.name)
-            elif is_file(entry):
-                kind = images if has_suffix(os.fsencode(entry.name)) else others
-                kind.append(entry.path)
-            if count >= SEEN:
-                break
-        waiting += sorted(folders, reverse=True)
-    return images, others
 
 
 def _is_dataset(path: Path) -> bool:

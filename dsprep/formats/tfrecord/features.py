@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 import numpy as np
 
@@ -294,33 +294,25 @@ def choose(
     """
     typed = {f.name: f for f in hint or ()}
     available = {**available, **_known_strings(available, typed.values())}
+    requests: list[tuple[str, Field | FieldSpec]] = [*typed.items()]
+    if specs:
+        requests = [(s.spelled if s.index else s.path, s) for s in specs]
     chosen = []
-    for spec in specs:
-        feature = available.get(spec.path) or _absent(typed.get(spec.path))
-        if feature is None or spec.index:
-            raise missing_field(spec.spelled, available, where)
-        error: type[DsprepError]
-        if spec.dtype is not None:
-            f, error = spec.to_field(), UsageError
-        else:
-            f, error = typed.get(spec.path, feature.field), FormatError
-        _check(feature, f, error, where)
-        attrs = typed.get(spec.path, f).attrs
-        f = Field(spec.name, f.dtype, f.shape, f.kind, attrs)
-        chosen.append(replace(feature, field=f))
-    if specs or not typed:
-        return chosen or list(available.values())
-    for f in typed.values():
-        feature = available.get(f.name) or _absent(f)
+    for path, request in requests:
+        feature = available.get(path) or _absent(typed.get(path))
+        if feature is None and specs:
+            raise missing_field(path, available, where)
         if feature is None:
-            raise FormatError(
-                f"there is no feature {f.name}, which the sidecar names",
-                where=where,
-                expected=f"one of {', '.join(sorted(available))}",
-            )
-        _check(feature, f, FormatError, where)
+            problem = f"there is no feature {path}, which the sidecar names"
+            raise FormatError(problem, where=where, expected=listed(sorted(available)))
+        f, error = typed.get(path, feature.field), cast(type[DsprepError], FormatError)
+        attrs = f.attrs
+        if isinstance(request, FieldSpec) and request.dtype is not None:
+            f, error = request.to_field(), UsageError
+        _check(feature, f, error, where)
+        f = Field(request.name, f.dtype, f.shape, f.kind, attrs)
         chosen.append(replace(feature, field=f))
-    return chosen
+    return chosen or list(available.values())
 
 
 def _known_strings(available: Mapping[str, Feature], typed: Iterable[Field]) -> dict[str, Feature]:

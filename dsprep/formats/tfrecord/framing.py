@@ -162,12 +162,6 @@ def lengths_of(lengths: NDArray[Any]) -> Law:
     return Affine(len(lengths), first) if (lengths == first).all() else Table(lengths)
 
 
-def end_of(blocks: Blocks) -> int:
-    """Return the bytes of a file of such records."""
-    last = blocks.count - 1
-    return blocks.offsets.one(last) + blocks.lengths.one(last) + FOOTER if blocks.count else 0
-
-
 class Scan:
     """Collects the headers of a file of `end` bytes from front to back.
 

@@ -8,13 +8,11 @@ may still differ in length: by padding behind the features (`plan`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Ints
-from dsprep.errors import FormatError
 from dsprep.formats.tfrecord import framing
 from dsprep.formats.tfrecord.build import Builder
 from dsprep.formats.tfrecord.example import BYTES, INT64
@@ -79,9 +77,7 @@ def opaque_parts(blocks: Blocks, features: Sequence[Feature], label: Label) -> d
 # --- files that were written -----------------------------------------------------------------
 
 
-def layout_of(
-    builder: Builder, samples: Grouping, path: Path, lengths: Ints | None
-) -> FileLayout | None:
+def layout_of(builder: Builder, samples: Grouping, lengths: Ints | None) -> FileLayout | None:
     """Return the layout of a file that was made by `builder`.
 
     `lengths` are those of payloads that vary. None if only looking through the file gives it: if
@@ -102,15 +98,6 @@ def layout_of(
         if isinstance(law, Affine) and not builder.opaque:
             return None
     blocks = framing.blocks_of(law)
-    nbytes, written = path.stat().st_size, framing.end_of(blocks)
-    if nbytes != written:
-        raise FormatError(
-            "the file is not what was written to it",
-            where=path,
-            expected=f"{written} bytes",
-            found=nbytes,
-            fix="something else writes to it, or the disk is damaged",
-        )
     known = frozenset(f.name for f in chosen)
     return FileLayout(blocks.count, records_of(blocks, chosen, known, parts))
 

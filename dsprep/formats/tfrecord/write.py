@@ -74,8 +74,7 @@ class TFRecordWriter(RecordWriter):
         self._level: int | None = None
         if compress is not None:
             self._level = GZIP_LEVEL if compress.level is None else compress.level
-        count = grouping.count
-        self._begins, self._ends = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
+        self._begins = np.full(grouping.count, -1, np.int64)
         self._end = 0 if state is None else int(state["offset"])
         self._lengths: list[Array] | None = [] if state is None else None
 
@@ -118,7 +117,6 @@ class TFRecordWriter(RecordWriter):
                 if self._lengths and len(piece.lengths):
                     self._lengths[-1][-1] += piece.missing
             end += piece.missing
-            self._ends[g] = end
         self._end = end
 
     def write(self, piece: Piece) -> None:
@@ -141,7 +139,7 @@ class TFRecordWriter(RecordWriter):
         if self._level is not None:
             return None
         lengths = np.concatenate(self._lengths).astype(np.int64) if self._lengths else None
-        return layout_of(self._builder, self._samples, self.path, lengths)
+        return layout_of(self._builder, self._samples, lengths)
 
     def checkpoint(self) -> State:
         """Return where the next piece goes."""
@@ -156,18 +154,13 @@ class TFRecordWriter(RecordWriter):
 
     @override
     def group_ranges(self, edges: Ints) -> tuple[Ints, Ints]:
-        # Those of an earlier run are found in the file.
-        if bool((self._begins >= 0).all() and (self._ends >= 0).all()):
-            return self._begins, self._ends
-        edges_at = np.zeros(len(edges), np.int64)
+        begins = self._begins
         if self._builder.nbytes:
-            edges_at = self._builder.group_offsets(edges)
-        else:
+            begins = self._builder.group_offsets(edges)[:-1]
+        elif (begins < 0).any():  # those of an earlier run are found in the file
             with closing(open_file(self.path)) as file:
-                blocks = read_blocks(file)
-            edges_at[:-1] = blocks.offsets.at(edges[:-1]) - framing.HEADER
-            edges_at[-1] = framing.end_of(blocks)
-        return edges_at[:-1], edges_at[1:]
+                begins = read_blocks(file).offsets.at(edges[:-1]) - framing.HEADER
+        return begins, np.append(begins[1:], self._end)[: len(begins)]
 
 
 def lengthened(block: Array, last: int, padding: int) -> list[bytes | Array]:
