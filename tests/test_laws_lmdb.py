@@ -14,14 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lmdb_builds import KEYS, build, read_back, value, walk
-from support import fails, write_batch
+from support import fails
 
 from dsprep.core.packing import Tables
-from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import FormatError
-from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.lmdb.recover import recover
-from dsprep.formats.options import WriteOptions
 from dsprep.layout import laws
 from dsprep.layout.laws import Affine, Table
 from dsprep.layout.laws import replay as replay_module
@@ -170,18 +167,6 @@ def test_random_order_deletes_and_overwrites(tmp_path, size, commit):
         assert assert_never_wrong(path) == ()
 
 
-def test_caffe_and_oc20_keys(tmp_path):
-    """Keys of several lengths; numbers as text, whose order is not that of the numbers."""
-    for size in (20, 3081):
-        build(tmp_path / "a", 1500, size, key="caffe", commit=100, append=False)
-        assert_never_wrong(tmp_path / "a")
-        build(tmp_path / "a", 1500, size, key="oc20", commit=100, append=False)
-        assert_never_wrong(tmp_path / "a")
-    # Caffe's own key, where all names have one length, is a key of one size
-    build(tmp_path / "a", 3000, 3081, key="dec20", commit=1000, append=False)
-    assert_recovered(tmp_path / "a", 3000, 1000, False, False, compact=False)
-
-
 def test_irregular_commits_are_never_guessed(tmp_path):
     rng = random.Random(5)
     for size in (8, 784, 3072, 12288):
@@ -213,23 +198,6 @@ def test_a_reader_that_was_open_is_never_guessed(tmp_path):
                     transaction.put(KEYS["be8"](i), value(i, 3072), append=True)
         reader.abort()
     assert assert_never_wrong(path) == ()
-
-
-def test_what_dsprep_writes(tmp_path):
-    for n, cuts in ((1000, (70,)),):
-        lengths = np.random.default_rng(n).integers(2100, 2300, n)
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        batch = {"x": Ragged(np.zeros(int(offsets[-1]), np.uint8), offsets)}
-        path = tmp_path / f"{n}.mdb"
-        options = WriteOptions(key_format="u64be")
-        write_batch(Lmdb(), path, Schema((Field.opaque("x"),)), batch, options, cuts)
-        found = walk(path)
-        (law,), facts = recover(*found)
-        assert_exact(law, found)
-        assert isinstance(law, Tree)
-        assert law.kind == "compact"
-        assert facts["copied compactly"] is True
-        path.unlink()
 
 
 # --- sidecars that are damaged or made to harm ---------------------------------------------------

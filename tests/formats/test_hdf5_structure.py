@@ -22,45 +22,30 @@ def larcv(path, events=5, seed=0, planes=3):
     rng = np.random.default_rng(seed)
 
     def table(counts, *, ids=True):
-        out = np.zeros(
-            len(counts),
-            EXTENT
-            if ids
-            else np.dtype(
-                {
-                    "names": ["first", "N"],
-                    "formats": ["<u8", "<u4"],
-                    "offsets": [0, 8],
-                    "itemsize": 16,
-                }
-            ),
-        )
-        out["N"] = counts
-        out["first"] = np.cumsum(counts) - counts
+        out = np.zeros(len(counts), EXTENT if ids else EXTENT[["first", "N"]])
+        out["N"], out["first"] = counts, np.cumsum(counts) - counts
         return out
 
     with h5py.File(path, "w") as file:
-        gz = {"compression": "gzip", "maxshape": (None,)}
-        file.create_dataset(
-            "Events/event_id", data=np.zeros(events, [("run", "<i8"), ("event", "<i8")]), **gz
-        )
-        g = file.create_group("Data/sparse_group")
-        g.create_dataset("extents", data=table(np.full(events, planes), ids=False), **gz)
+
+        def put(name, data):
+            file.create_dataset(name, data=data, compression="gzip", maxshape=(None,))
+
+        put("Events/event_id", np.zeros(events, [("run", "<i8"), ("event", "<i8")]))
+        for group in ("sparse", "cluster"):
+            put(f"Data/{group}_group/extents", table(np.full(events, planes), ids=False))
         voxels = rng.integers(0, 9, events * planes)
-        g.create_dataset("voxel_extents", data=table(voxels), **gz)
-        g.create_dataset("image_meta", data=np.arange(events * planes) * 1.5, **gz)
-        g.create_dataset("voxels", data=random_array(STRUCT, (int(voxels.sum()),)), **gz)
-        c = file.create_group("Data/cluster_group")
-        c.create_dataset("extents", data=table(np.full(events, planes), ids=False), **gz)
+        put("Data/sparse_group/voxel_extents", table(voxels))
+        put("Data/sparse_group/image_meta", np.arange(events * planes) * 1.5)
+        put("Data/sparse_group/voxels", random_array(STRUCT, (int(voxels.sum()),)))
         clusters = rng.integers(0, 5, events * planes)
-        c.create_dataset("projection_extents", data=table(clusters), **gz)
+        put("Data/cluster_group/projection_extents", table(clusters))
         sizes = rng.integers(0, 4, int(clusters.sum()))
-        c.create_dataset("cluster_extents", data=table(sizes), **gz)
-        c.create_dataset("voxels", data=random_array(STRUCT, (int(sizes.sum()),), 5), **gz)
-        p = file.create_group("Data/particle_group")
+        put("Data/cluster_group/cluster_extents", table(sizes))
+        put("Data/cluster_group/voxels", random_array(STRUCT, (int(sizes.sum()),), 5))
         particles = rng.integers(1, 7, events)
-        p.create_dataset("extents", data=table(particles, ids=False), **gz)
-        p.create_dataset("particles", data=random_array(NESTED, (int(particles.sum()),)), **gz)
+        put("Data/particle_group/extents", table(particles, ids=False))
+        put("Data/particle_group/particles", random_array(NESTED, (int(particles.sum()),)))
 
 
 @pytest.mark.parametrize(("events", "seed"), [(12, 2), (1, 3)])

@@ -14,6 +14,7 @@ from support import fails
 
 import dsprep
 from dsprep import formats
+from dsprep.core.packing import Tables
 from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import (
     AmbiguousError,
@@ -404,72 +405,59 @@ def test_reading_in_parts(tmp_path, monkeypatch):
 # --- the sidecar -----------------------------------------------------------------------------
 
 
+def own_files(image):
+    """Names of images as sidecars had them until `files` were there."""
+    return {"offsets": 0, "parts": {"image": [0, None]}, **image}
+
+
+OLD = (
+    {"offsets": 1},
+    {"order": 0},
+    {"parts": {"image": [1, None]}},
+    {"names": 3},
+)
+HOSTILE = {
+    "long": lambda j: j["files"]["image"].update(lengths=1 << 50),
+    "negative": lambda j: j["files"]["image"].update(lengths=-1),
+    "no names": lambda j: j["files"]["image"].pop("names"),
+    "numbers": lambda j: j["files"].update(label=j["files"]["image"]),
+    "more": lambda j: j["files"].update(more=j["files"]["image"]),
+    "no object": lambda j: j.update(files=3),
+    "which": lambda j: j["given"]["class"].update(which=7),
+    "words": lambda j: j["given"]["class"].pop("words"),
+    "values": lambda j: j["given"]["label"].update(values={"count": 1, "data": ""}),
+    "no label": lambda j: j["given"].pop("label"),
+    "given": lambda j: j.update(given=3),
+}
+
+
 def test_hostile_sidecars(tmp_path):
     root = fill(tmp_path / "set", *(f"a/{i}.png" for i in range(9)))
     locate(root)
     path = tmp_path / "set.dsprep.json"
-    from dsprep.core.packing import Tables
+    known = path.read_text()
 
-    known = json.loads(path.read_text())
-
-    def with_names(data: bytes, count: int = 9):
-        changed = json.loads(json.dumps(known))
-        tables = Tables()
-        changed["layouts"][0]["files"]["image"]["names"] = {
-            "count": count,
-            "data": tables.put(data),
-        }
-        return changed
-
-    for name in (b"/etc/passwd", b"../x", b"a/../../x", b"..", b".", b"", b"a//b", b"a/", b"a/."):
-        changed = with_names(b"".join(b"a/%d.png\0" % i for i in range(8)) + name + b"\0")
+    def read_all(change):
+        changed = json.loads(known)
+        change(changed["layouts"][0])
         path.write_text(json.dumps(changed))
-        fails(lambda: dsprep.Sidecar.open(root).layout(0), FormatError, "leaves the dataset")
-    for changed in (with_names(b"a/0.png\0" * 8), with_names(b"a" * 9), with_names(b"a\0" * 9, 8)):
-        path.write_text(json.dumps(changed))
-        with pytest.raises(FormatError, match=r"names|strings|damaged"):
-            dsprep.Sidecar.open(root).layout(0)
-
-    def read_all():
         with dsprep.Sidecar.open(root) as sidecar:
             sidecar.layout(0)
             sidecar.read(slice(None))
 
-    def without(edit):
-        changed = json.loads(json.dumps(known))
-        edit(changed["layouts"][0])
-        path.write_text(json.dumps(changed))
-        fails(read_all, FormatError)
+    def names(data, count=9):
+        packed = {"count": count, "data": Tables().put(data)}
+        return lambda j: j["files"]["image"].update(names=packed)
 
-    without(lambda j: j["files"]["image"].update(lengths=1 << 50))
-    without(lambda j: j["files"]["image"].update(lengths=-1))
-    without(lambda j: j["files"]["image"].pop("names"))
-    without(lambda j: j["files"].update(label=j["files"]["image"]))
-    without(lambda j: j["files"].update(more=j["files"]["image"]))
-    without(lambda j: j.update(files=3))
+    def as_before(edit):
+        return lambda j: j.update(records=own_files(j.pop("files")["image"]) | edit)
 
-    def as_before(edit=lambda records: None):
-        changed = json.loads(json.dumps(known))
-        own = changed["layouts"][0].pop("files")["image"]
-        records = changed["layouts"][0]["records"] = {**own, "offsets": 0}
-        records["parts"] = {"image": [0, None]}
-        edit(records)
-        path.write_text(json.dumps(changed))
-
-    as_before()  # as sidecars were written until `files` were there
-    read_all()
-    for edit in (
-        lambda records: records.update(offsets=1),
-        lambda records: records.update(order=0),
-        lambda records: records.update(parts={"image": [1, None]}),
-        lambda records: records.update(names=3),
-    ):
-        as_before(edit)
-        fails(read_all, FormatError)
-    without(lambda j: j["given"]["class"].update(which=7))
-    without(lambda j: j["given"]["class"].update(which=-1))
-    without(lambda j: j["given"]["class"].pop("words"))
-    without(lambda j: j["given"]["label"].update(values={"count": 1, "data": ""}))
-    without(lambda j: j["given"].update(more={"which": 0}))
-    without(lambda j: j["given"].pop("label"))
-    without(lambda j: j.update(given=3))
+    for name in (b"/etc/passwd", b"../x", b"a/../../x", b"..", b".", b"", b"a//b", b"a/", b"a/."):
+        data = b"".join(b"a/%d.png\0" % i for i in range(8)) + name + b"\0"
+        with pytest.raises(FormatError, match="leaves the dataset"):
+            read_all(names(data))
+    damaged = [names(b"a/0.png\0" * 8), names(b"a" * 9), names(b"a\0" * 9, 8)]
+    for change in (*damaged, *HOSTILE.values(), *map(as_before, OLD)):
+        with pytest.raises(FormatError):
+            read_all(change)
+    read_all(as_before({}))

@@ -286,26 +286,6 @@ def test_the_items_of_lists_have_one_type(tmp_path):
         assert source[0]["new"] == b"abc"
 
 
-def test_structs_and_all_nulls(tmp_path):
-    path = tmp_path / "a.parquet"
-    images = [{"bytes": b"1" * i, "path": None, "size": {"h": i}} for i in range(30)]
-    of = pa.struct(
-        {"bytes": pa.binary(), "path": pa.string(), "size": pa.struct({"h": pa.int64()})}
-    )
-    written(path, image=pa.array(images, of), label=pa.array(range(30)))
-    with dsprep.open(path) as source:
-        assert source.schema.names == ("image.bytes", "image.size.h", "label")
-        assert "left out image.path: it has only nulls" in source.notes
-        assert list(source[4:9]["image.bytes"]) == [b"1" * i for i in range(4, 9)]
-        assert source[4:9]["image.size.h"].tolist() == [4, 5, 6, 7, 8]
-    with dsprep.open(path, OpenOptions(fields=(FieldSpec.parse("i=image.bytes"),))) as source:
-        assert source.schema.names == ("i",)
-    with pytest.raises(SchemaError, match="there is no field z"):
-        dsprep.open(path, OpenOptions(fields=(FieldSpec.parse("z"),)))
-    with pytest.raises(SchemaError, match="there is no field label@x"):
-        dsprep.open(path, OpenOptions(fields=(FieldSpec.parse("label@x"),)))
-
-
 def test_tensors(tmp_path):
     path = tmp_path / "a.parquet"
     values = np.arange(48, dtype="f4").reshape(4, 3, 4)
