@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 import zlib
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -38,10 +36,6 @@ SPARSE, SPARSE_APART = 64 << 10, 8 << 20
 """From this record size on, headers are read one by one; below, the whole file is read."""
 HOPS, HOPS_APART = 4096, 32
 """Headers that are read before their records are looked at, while they are kept."""
-READERS = 2
-"""Threads that read windows of a file."""
-AHEAD = 3
-"""Windows that are read, or being read, and not yet looked at."""
 INPUT = 1 << 20
 """Compressed bytes given to the decoder at a time, and unpacked ones taken from it."""
 LEAST_UNPACKED, UNPACKED = 64 << 20, 256
@@ -190,25 +184,12 @@ def _read_windows(file: Handle, scan: Scan, look: Discovery | None) -> None:
 def _windows(file: Handle, start: int, room: int) -> Iterator[tuple[int, Bytes]]:
     """Yield the bytes of the file from `start` on, and where they are, each with `room` before.
 
-    They are read by threads ahead of their use, and valid until the next ones are asked for.
+    They are valid until the next ones are asked for.
     """
     nbytes = WINDOW if file.fd >= 0 else WINDOW_APART
-    edges = range(start, file.nbytes, nbytes)
-    buffers = [np.empty(room + nbytes, np.uint8) for _ in edges[:AHEAD]]
-
-    def read(k: int) -> tuple[int, Bytes]:
-        at = max(start, edges[k] - room)
-        window = buffers[k % AHEAD][: min(edges[k] + nbytes, file.nbytes) - at]
-        if file.fd >= 0:
-            file.read_into(window, at)
-        else:  # by one request
-            window[:] = np.frombuffer(file.pread_blocks(len(window), [at])[0], np.uint8)
-        return at, window
-
-    with ThreadPoolExecutor(READERS) as pool:
-        pending = deque(pool.submit(read, k) for k in range(len(buffers)))
-        for k in range(AHEAD, len(edges) + AHEAD):
-            if pending:
-                yield pending.popleft().result()
-            if k < len(edges):
-                pending.append(pool.submit(read, k))
+    buffer = np.empty(room + nbytes, np.uint8)
+    for begin in range(start, file.nbytes, nbytes):
+        at = max(start, begin - room)
+        window = buffer[: min(begin + nbytes, file.nbytes) - at]
+        file.read_into(window, at)
+        yield at, window
