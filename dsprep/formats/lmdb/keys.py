@@ -58,6 +58,10 @@ class Keys:
             index = rest
         return out
 
+    def one(self, index: int) -> bytes:
+        """Return the key of sample `index`."""
+        return self.make(np.array([index])).tobytes()
+
 
 def plan_keys(key_format: str, count: int) -> Keys:
     """Return the keys of `count` samples; the default format grows to the width it needs.
