@@ -156,12 +156,13 @@ def write_batch(
     batch: Batch,
     options: WriteOptions | None = None,
     cuts: tuple[int, ...] = (),
+    samples: Grouping | None = None,
 ) -> None:
     """Drive a writer as `transfer` does; `cuts` are rounded to whole units."""
     options = options or WriteOptions()
     count = len(next(iter(batch.values())))
     format.check(schema, options)
-    writer = create(format, path, schema, count, options)
+    writer = create(format, path, schema, samples or count, options)
     edges = sorted({0, count, *(min(count, -(-c // writer.unit) * writer.unit) for c in cuts)})
     pieces = []
     for start, stop in itertools.pairwise(edges):

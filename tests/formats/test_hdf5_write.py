@@ -15,24 +15,18 @@ import h5py
 import numpy as np
 import pytest
 from hdf5_files import HDF5
+from record_checks import feed, group_bytes, with_rows, write_groups
 from support import assert_same_batch, create, fails, random_batch, schemas, take, write_batch
 
 from dsprep.core.groups import Grouping, even, plain
 from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
-from dsprep.storage.checksums import crc32c
 
 SCHEMAS = dict(schemas())
 PLAIN = WriteOptions()
 GZIP = WriteOptions(compress=Compression("gzip", 1))
-OPTIONS = {
-    "plain": PLAIN,
-    "chunk": WriteOptions(chunk=3),
-    "gzip": GZIP,
-    "gzip-chunk": WriteOptions(compress=Compression("gzip"), chunk=4),
-    "zstd": WriteOptions(compress=Compression("zstd"), chunk=2),
-}
+CHUNK = WriteOptions(chunk=3)
 MIXED = SCHEMAS["mixed"]
 
 
@@ -42,67 +36,12 @@ def read_all(path):
 
 
 def grouped(batch, per_group, align):
-    edges = even(len(next(iter(batch.values()))), per_group).edges
-    ragged = {n: c for n, c in batch.items() if isinstance(c, Ragged)}
-    return Grouping(edges, align, {n: np.diff(c.offsets[edges]) for n, c in ragged.items()})
+    return with_rows(even(len(next(iter(batch.values()))), per_group, align), batch)
 
 
-def arranged(batch, per_group):
-    """Groups of so many samples; 0: none; -1: none, but the rows are known."""
-    if per_group > 0:
-        return grouped(batch, per_group, 256)
+def known_rows(batch):
     ragged = {n: len(c.values) for n, c in batch.items() if isinstance(c, Ragged)}
-    return plain(len(next(iter(batch.values()))), ragged if per_group else {})
-
-
-def cut(writer, samples, after=0, step=2):
-    """Pieces of `step` samples that cross no edge of a group, or whole groups."""
-    count = samples if isinstance(samples, int) else int(samples.edges[-1])
-    edges = {0, count} if isinstance(samples, int) else set(samples.edges.tolist())
-    if not writer.whole:
-        edges |= set(range(0, count, -(-step // writer.unit) * writer.unit))
-    return list(itertools.pairwise(sorted(e for e in edges if e >= after)))
-
-
-def feed(writer, batch, cuts, order=-1):
-    """Drive a writer as a conversion does; pieces may be written in any order."""
-    pieces = [writer.encode(take(batch, a, b), a, Arena()) for a, b in cuts]
-    for piece in pieces:
-        writer.reserve(piece)
-    for piece in pieces[::order]:
-        writer.write(piece)
-    writer.sync()
-
-
-def write(
-    path,
-    schema,
-    batch,
-    samples,
-    options=PLAIN,
-    step=2,
-    order=-1,
-):
-    """Write `path` in a folder of its own, in which nothing else may be left."""
-    folder = path.parent / "new"
-    folder.mkdir(exist_ok=True)
-    writer = create(HDF5, folder / path.name, schema, samples, options, None)
-    feed(writer, batch, cut(writer, samples, 0, step), order)
-    writer.finish()
-    writer.close()
-    groups = writer.groups()
-    writer.clean()
-    assert [p.name for p in folder.iterdir()] == [path.name]
-    (folder / path.name).rename(path)
-    return groups
-
-
-def told(groups):
-    """Offsets, lengths and checksums of groups."""
-    if groups is None:
-        return []
-    laws = (groups.blocks.offsets, groups.blocks.lengths, groups.crc32c)
-    return [law.span(0, groups.blocks.count).tolist() for law in laws]
+    return plain(len(next(iter(batch.values()))), ragged)
 
 
 def test_padding_is_zeroed_and_strided_columns_are_taken(tmp_path):
@@ -117,7 +56,7 @@ def test_padding_is_zeroed_and_strided_columns_are_taken(tmp_path):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-@pytest.mark.parametrize("options", [PLAIN, OPTIONS["chunk"]], ids=["plain", "chunk"])
+@pytest.mark.parametrize("options", [PLAIN, CHUNK], ids=["plain", "chunk"])
 @pytest.mark.parametrize(("dtype", "count"), [("<f4", 5), ("<f8", 4)])
 def test_another_file_in_place_of_the_unfinished_one(tmp_path, options, dtype, count):
     schema, other = (Schema((Field("x", np.dtype(d), (3,)),)) for d in ("<f4", dtype))
@@ -176,7 +115,8 @@ def test_a_disk_that_is_full_when_the_library_writes(ragged, nbytes, tmp_path):
             stack.enter_context(largest_file(nbytes))
         writer = create(HDF5, tmp_path / "set.h5", schema, 40, PLAIN, None)
         stack.enter_context(closing(writer))
-        feed(writer, random_batch(schema, 40, longest=1000), [(0, 40)])
+        feed(writer, random_batch(schema, 40, longest=1000), [0, 40])
+        writer.sync()
         stack.enter_context(largest_file(nbytes))
         writer.finish()
 
@@ -211,28 +151,18 @@ def chunks_of(path):
 
 def check(path, groups, grouping, align):
     """Every group is one range: aligned, without gaps between its chunks, with the right CRC."""
-    assert groups.blocks.count == grouping.count
+    assert len(group_bytes(path, groups)) == grouping.count
     assert groups.first is None
-    indices = np.arange(grouping.count)
-    offsets, lengths = groups.blocks.offsets.at(indices), groups.blocks.lengths.at(indices)
-    crcs = groups.crc32c.at(indices)
+    begins = groups.blocks.offsets.span(0, grouping.count)
+    ends = begins + groups.blocks.lengths.span(0, grouping.count)
+    assert (begins[1:] >= ends[:-1]).all()
+    assert not (begins % align).any()
     found = chunks_of(path)
-    with path.open("rb") as file:
-        for g in range(grouping.count):
-            mine = sorted(places[g] for places in found.values())
-            assert mine[0][0] == offsets[g]
-            assert offsets[g] % align == 0
-            for (a, size), (b, _) in itertools.pairwise(mine):
-                assert a + size == b
-            end = mine[-1][0] + mine[-1][1]
-            assert offsets[g] + lengths[g] <= end
-            assert g == 0 or offsets[g - 1] + lengths[g - 1] <= offsets[g]
-            file.seek(int(offsets[g]))
-            data = file.read(int(lengths[g]))
-            assert len(data) == lengths[g]
-            assert crc32c(data) == crcs[g]
-    end = int((offsets + lengths).max(initial=0))
-    assert path.stat().st_size >= end
+    for g, begin in enumerate(begins):
+        mine = sorted(places[g] for places in found.values())
+        assert mine[0][0] == begin
+        assert all(a + size == b for (a, size), (b, _) in itertools.pairwise(mine))
+        assert ends[g] <= sum(mine[-1])
 
 
 @pytest.mark.parametrize("options", [PLAIN, ZSTD], ids=["plain", "zstd"])
@@ -240,7 +170,7 @@ def check(path, groups, grouping, align):
 def test_every_schema_survives_in_groups(tmp_path, schema, options):
     batch = random_batch(schema, 8)
     grouping = grouped(batch, 3, 512)
-    groups = write(tmp_path / "a", schema, batch, grouping, options)
+    groups = write_groups(HDF5, tmp_path / "a", schema, batch, grouping, options)
     path = tmp_path / "a"
     check(path, groups, grouping, 512)
     with HDF5.open(path, OpenOptions(), None) as source:
@@ -263,7 +193,7 @@ def test_ragged_values_come_last_and_unused_space_is_not_read(tmp_path):
     items = [b"a" * n for n in (5000, 1, 2, 3, 10, 0, 7)]
     batch: Batch = {"jpeg": Ragged.pack(items, schema["jpeg"]), "y": np.arange(7)}
     grouping = grouped(batch, 2, 512)
-    groups = write(tmp_path / "a", schema, batch, grouping)
+    groups = write_groups(HDF5, tmp_path / "a", schema, batch, grouping)
     assert groups.blocks.lengths.span(0, 4).tolist() == [48 + n for n in (5001, 5, 10, 7)]
     with HDF5.open(tmp_path / "a", OpenOptions(), None) as source:
         assert source.storage()["jpeg"].access.startswith("one read of 718 B")
@@ -284,13 +214,13 @@ def test_a_run_that_continues_from_nothing_is_refused(tmp_path):
     fails(lambda: create(HDF5, tmp_path / "other", MIXED, grouping, PLAIN, {}), FormatError)
 
 
-@pytest.mark.parametrize("options", [PLAIN, OPTIONS["chunk"]], ids=["plain", "chunk"])
+@pytest.mark.parametrize("options", [PLAIN, CHUNK], ids=["plain", "chunk"])
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_known_rows_make_the_same_file_without_a_spool(tmp_path, options, count):
     batch = random_batch(MIXED, count)
-    known = arranged(batch, -1)
-    write(tmp_path / "spooled", MIXED, batch, count, options)
-    write(tmp_path / "placed", MIXED, batch, known, options)
+    known = known_rows(batch)
+    write_batch(HDF5, tmp_path / "spooled", MIXED, batch, options)
+    write_batch(HDF5, tmp_path / "placed", MIXED, batch, options, samples=known)
     assert (tmp_path / "placed").read_bytes() == (tmp_path / "spooled").read_bytes()
     assert HDF5.plan(MIXED, options, known, 1000).scratch == 0
     assert HDF5.plan(MIXED, options, plain(count), 1000).scratch == 1000
@@ -299,12 +229,12 @@ def test_known_rows_make_the_same_file_without_a_spool(tmp_path, options, count)
 @pytest.mark.parametrize("more", [-1, 1])
 def test_rows_that_changed_since_they_were_counted_are_refused(tmp_path, more):
     batch = random_batch(MIXED, 6)
-    known = arranged(batch, -1)
+    known = known_rows(batch)
     rows = {name: number + more for name, number in known.rows.items()}
     writer = create(HDF5, tmp_path / "a", MIXED, plain(6, rows), PLAIN, None)
 
     def run():
-        feed(writer, batch, [(0, 4), (4, 6)])
+        feed(writer, batch, [0, 4, 6])
         writer.finish()
 
     with closing(writer), pytest.raises(FormatError, match="has changed"):
@@ -319,7 +249,7 @@ def test_gaps_inside_groups_are_damage(tmp_path, part, number, value):
     schema = Schema((Field("x", F4, (None,)),))
     items = [np.arange(n, dtype=F4) for n in (3, 2, 4, 1, 2, 2)]
     batch: Batch = {"x": Ragged.pack(items, schema["x"])}
-    write(tmp_path / "a", schema, batch, grouped(batch, 2, 64))
+    write_groups(HDF5, tmp_path / "a", schema, batch, grouped(batch, 2, 64))
     with h5py.File(tmp_path / "a", "r+") as file:
         assert file["x"].attrs["dsprep_capacity"] == b"5"
         assert file["x/first"][:].tolist() == [0, 3, 5, 9, 10, 12]

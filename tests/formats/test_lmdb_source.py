@@ -17,13 +17,6 @@ from dsprep.formats.options import OpenOptions
 LMDB = Lmdb()
 
 
-def test_many_small_records_and_long_keys(tmp_path):
-    put(tmp_path / "a", ((b"%07d" % i, b"%d" % i) for i in range(25000)))
-    put(tmp_path / "b", ((b"%0300d" % i, b"v" * (i % 90)) for i in range(2000)), per_commit=99)
-    assert_same_records(tmp_path / "a")
-    assert_same_records(tmp_path / "b")
-
-
 @pytest.mark.parametrize("nbytes", [8, 5000])
 def test_commits_of_others_are_noticed_and_never_read(nbytes, tmp_path):
     """After two commits LMDB uses pages again that this has found values in."""

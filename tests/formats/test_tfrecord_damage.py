@@ -11,15 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from record_checks import frame
-from support import assert_same_batch, fails, random_batch, raw, schemas, take, write_batch
+from support import assert_same_batch, fails, random_batch, schemas, take, write_batch
 
 import dsprep
 from dsprep.core.schema import Batch, Field, FieldSpec, Schema
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats import load, recognise
 from dsprep.formats.options import OpenOptions
-from dsprep.formats.tfrecord import example, framing
-from dsprep.formats.tfrecord.example import parse_together
+from dsprep.formats.tfrecord import framing
 from dsprep.storage.paths import Candidate
 
 TFR = load("tfrecord")
@@ -146,41 +145,3 @@ def test_a_bomb_takes_no_memory(tmp_path: Path) -> None:
     chunks += [packer.compress(bytes(1 << 20)) for _ in range(70)]
     path.write_bytes(b"".join([*chunks, packer.flush()]))  # the CRC of the payload is missing
     fails(lambda: read(path), FormatError, "unpacks to far more")
-
-
-def test_a_file_that_changes_after_opening(tmp_path: Path) -> None:
-    path = tmp_path / "a.tfrecord"
-    path.write_bytes(frame(b"x" * 100) * 10)
-    with TFR.open(path, OpenOptions(), None) as source:
-        path.write_bytes(frame(b"y" * 42) * 20)
-        fails(lambda: source.read(2, 4), FormatError, "changed")
-        path.write_bytes(frame(b"x" * 100) * 3)
-        fails(lambda: source.read(2, 4), FormatError)
-
-
-def test_any_bytes_as_an_example() -> None:
-    rng, good = np.random.default_rng(0), ALL["mixed"]
-    batch = random_batch(good, 1)
-    pieces = []
-    for name in ("label", "points", "jpeg"):
-        data = raw(batch[name][0])
-        pieces.append(example.entry_head(name.encode(), 1 + len(pieces) % 3, len(data)) + data)
-    message = bytearray(example.example_head(sum(map(len, pieces))) + b"".join(pieces))
-    for _ in range(1000):
-        torn = bytearray(message)
-        for _ in range(rng.integers(1, 4)):
-            torn[rng.integers(len(torn))] = rng.integers(256)
-        buffer = np.frombuffer(bytes(torn) * 2 + bytes(16), np.uint8)
-        lengths = np.array([len(torn)] * 2)
-        starts = np.array([0, len(torn)])
-        together = parse_together(buffer, starts, lengths)
-        try:
-            alone = example.parse(buffer.data, 0, len(torn))
-        except example.WireError:
-            assert together is None
-            continue
-        for name, value in alone.items() if together is not None else ():
-            ends = together[name].starts + together[name].lengths
-            assert together[name].type == value.type
-            assert value.ranges in ([(together[name].starts[0], ends[0])], [])
-            assert int(ends[1]) <= 2 * len(torn)

@@ -94,22 +94,6 @@ def test_compressed_files_have_no_offsets(tmp_path: Path) -> None:
 # --- what others write ---
 
 
-@pytest.mark.parametrize("step", [2, 5])  # labels of one byte, and of one or two
-def test_files_of_tensorflow(tmp_path: Path, tf: Any, step: int) -> None:
-    train, path, images = tf.train, tmp_path / "a.tfrecord", [RNG.bytes(300) for _ in range(50)]
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for i, image in enumerate(images):
-            features = {
-                "image": train.Feature(bytes_list=train.BytesList(value=[image])),
-                "label": train.Feature(int64_list=train.Int64List(value=[i * step])),
-            }
-            made = train.Example(features=train.Features(feature=features))
-            writer.write(made.SerializeToString(deterministic=True))
-    assert (located(path).records.parts["image"].at is None) == (step == 5)
-    with Sidecar.open(path) as sidecar:
-        assert list(sidecar.read(np.arange(50))["image"]) == images
-
-
 @pytest.mark.parametrize("pad", [0, 50])
 @pytest.mark.parametrize(("a", "b"), [(40, 60), (4000, 6000)])
 def test_records_of_one_length_that_are_not_alike(tmp_path: Path, a: int, b: int, pad: int) -> None:

@@ -115,17 +115,6 @@ def test_tensorflow_parses_what_we_write(
     assert [bytes(x) for x in found["x"]] == [x.tobytes() for x in batch["x"]]
 
 
-def test_our_bytes_are_those_of_serialize_to_string(tmp_path: Path, tf: Any) -> None:
-    schema = Schema((Field("a", np.dtype("<f4"), (3,)), Field.opaque("b"), Field.opaque("c")))
-    path, batch = tmp_path / "a.tfrecord", quiet(random_batch(schema, 9, longest=200))
-    write_batch(TFR, path, schema, batch)
-    with tf.io.TFRecordWriter(str(tmp_path / "b")) as writer:
-        for i in range(9):
-            message = expected(tf, schema, batch, i, WriteOptions())
-            writer.write(message.SerializeToString(deterministic=True))
-    assert path.read_bytes() == (tmp_path / "b").read_bytes()
-
-
 @pytest.mark.parametrize("codec", ["", "GZIP", "ZLIB"])
 @pytest.mark.parametrize("schema", [WIDE, FIXED], ids=["wide", "fixed"])
 def test_we_read_what_tensorflow_writes(
@@ -143,16 +132,6 @@ def test_we_read_what_tensorflow_writes(
     with TFR.open(path, OpenOptions(), None) as source:
         assert sorted(source.schema.names) == sorted(schema.names)
         assert source.read(3, 4)["label"].tolist() == batch["label"][3:4].tolist()
-
-
-@pytest.mark.parametrize("codec", ["", "GZIP", "ZLIB"])
-def test_a_file_of_no_records(tmp_path: Path, tf: Any, codec: str) -> None:
-    path = tmp_path / "a.tfrecord"
-    tf.io.TFRecordWriter(str(path), codec).close()
-    assert TFR.recognises(Candidate(path))
-    with TFR.open(path, OpenOptions(), FIXED) as source:
-        assert len(source) == 0
-        assert source.schema == FIXED
 
 
 WORDS = [[b"cat", b"", b"dog"], [b"\0"], [], [b"one", b"two"], [b"last\0"]]
