@@ -181,12 +181,10 @@ def _shift(polynomial: int, nbytes: int) -> int:
     return out
 
 
-def _crc32(data: Array | bytes) -> int:
-    return zlib.crc32(data if isinstance(data, bytes) else as_bytes(data))
-
-
 CRC32C = Crc(0x82F63B78, crc32c)
-CRC32 = Crc(0xEDB88320, _crc32)
+CRC32 = Crc(
+    0xEDB88320, lambda data: zlib.crc32(data if isinstance(data, bytes) else as_bytes(data))
+)
 """ZIP's: IEEE 802.3, see APPNOTE 4.4.7."""
 
 

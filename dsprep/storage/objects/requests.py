@@ -344,15 +344,8 @@ def refused(name: str, error: BaseException) -> OSError:
 
 _lock = threading.Lock()
 _made: Requests | None = None
-_is_used = _is_forked = _is_ending = False
-
-
-def _after_fork() -> None:
-    global _is_forked
-    _is_forked = _is_used
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_user = 0  # the process that makes them; another one was forked from it
+_is_ending = False
 
 
 def check_process() -> None:
@@ -360,9 +353,9 @@ def check_process() -> None:
 
     The runtime of obstore does not survive a fork: a request there would never end.
     """
-    global _is_used
-    _is_used = True
-    if _is_forked:
+    global _user
+    _user = _user or os.getpid()
+    if _user != os.getpid():
         raise UsageError(
             "this process was forked from one that read from an object store, which cannot be "
             "done again here",
@@ -401,7 +394,7 @@ def _end() -> None:
     """
     global _is_ending
     _is_ending, is_used = True, _made is not None
-    if is_used and not _is_forked:
+    if is_used and _user == os.getpid():
         close()
         time.sleep(LAST)
 

@@ -48,7 +48,12 @@ class FedSource(GivenSource):
         """Make the output of these samples on another thread; `finish` lets it be published."""
         report = None if progress is None else lambda _, *done: progress(*done)
         self._reports = self._pool.submit(make, [job], run, report, self._wait)
-        self._reports.add_done_callback(lambda _: self._notify())
+
+        def notify(_: object) -> None:
+            with self._changed:
+                self._changed.notify_all()
+
+        self._reports.add_done_callback(notify)
 
     def _wait(self) -> None:
         self._allowed.wait()
@@ -57,10 +62,6 @@ class FedSource(GivenSource):
     def _check(self) -> None:
         if self._is_abandoned:
             raise DsprepError("the program that gives the samples has stopped")
-
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
