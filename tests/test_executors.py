@@ -34,7 +34,7 @@ from dsprep.executors import processes
 from dsprep.executors.mpi import launched
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.verbs import verify
-from dsprep.writing import plan, shards, shuffle, tasks
+from dsprep.writing import create_sidecar, plan, shards, shuffle, tasks
 
 SCRIPT = Path(executor_job.__file__)
 COUNT = 300
@@ -342,6 +342,21 @@ def test_provenance_starts_as_many_processes_as_asked(origin, tmp_path, monkeypa
     words += ["--out", tmp_path / "s.json", "--executor", "processes", "--workers", 3]
     cli(*words, code=None)
     assert counts == [3]
+
+
+@pytest.mark.parametrize("many", [1, 100])
+def test_processes_examine_many_files_unasked(many, origin, tmp_path, monkeypatch):
+    pools = []
+
+    def opened(workers, scheduler):
+        pools.append(ThreadPoolExecutor(2, "many"))
+        return pools[0]
+
+    monkeypatch.setattr(processes, "opened", opened)
+    monkeypatch.setattr(create_sidecar, "MANY", many)
+    cli("provenance", *executor_job.files(origin / "fixed-files"), "--out", tmp_path / "s.json")
+    (pool,) = pools
+    assert bool(pool._threads) == (many == 1)
 
 
 def test_few_tasks_are_under_way_and_the_first_error_is_raised():

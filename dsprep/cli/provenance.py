@@ -67,7 +67,8 @@ def provenance(
     dry_run
         Make the sidecar without writing it.
     workers
-        Threads, one per core and at most 8 by default; or processes of --executor.
+        Threads, one per core and at most 8 by default; or processes of --executor. Thousands of
+        files are examined by processes.
     memory : SIZE
         Memory for what is read and decoded; a quarter of what is free by default.
     executor : KIND
@@ -112,9 +113,13 @@ def provenance(
         _check(paths, out, full, json)
         return
     if not chosen:
+        from dsprep import executors
         from dsprep.verbs.provenance import provenance as make
 
-        with count_bar("provenance", not json) as update:
+        with (
+            count_bar("provenance", not json) as update,
+            executors.opened("threads" if executor else "processes", workers=workers) as processes,
+        ):
             made = make(
                 paths,
                 reading,
@@ -123,6 +128,7 @@ def provenance(
                 write=not dry_run,
                 progress=update,
                 executor=executor,
+                processes=processes,
                 workers=workers,
             )
         _report_made(made, dry_run, json)

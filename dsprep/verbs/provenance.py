@@ -52,6 +52,7 @@ def provenance(
     write: bool = True,
     progress: Progress | None = None,
     executor: Executor | None = None,
+    processes: Executor | None = None,
     workers: int | None = None,
 ) -> Made:
     """Write the sidecar of a dataset, regardless of what wrote the dataset.
@@ -72,6 +73,8 @@ def provenance(
         Called with (done, in all) where it takes long.
     executor
         Examines the files, if there are several; None: threads of this process.
+    processes
+        Used in place of threads where there are thousands of files.
     workers
         How many threads; by default one per core, at most 8.
 
@@ -100,7 +103,7 @@ def provenance(
     _check_replaceable(path, names)
     as_before = options.meaning == OpenOptions()
     old = _old(names, format, needed=as_before and not format.keeps_types)
-    hint, looks = None, Looks(checksums, progress, executor, workers)
+    hint, looks = None, Looks(checksums, progress, executor, processes, workers)
     before = None if old is None else old[0]
     if before is not None and as_before:
         options, hint = OpenOptions.from_json(before.reading), before.schema

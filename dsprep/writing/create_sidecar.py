@@ -74,6 +74,9 @@ THREADS = 8
 MOVES = 5
 """Moves of the times of an output after which something else must have changed it."""
 
+MANY = 4096
+"""Files from which on processes are worth their start: threads mostly wait for the interpreter."""
+
 AT_ONCE = 256
 """Files that one task looks at, at most, and tasks that there are, at least."""
 
@@ -254,6 +257,7 @@ class Looks:
     checksums: bool = False
     progress: Progress | None = None
     executor: Executor | None = None
+    processes: Executor | None = None
     workers: int | None = None
     known: Mapping[int, Looked] = field(default_factory=dict)
 
@@ -446,7 +450,8 @@ def _look_at(
     threads = looks.workers or min(THREADS, len(os.sched_getaffinity(0)))
     done: dict[int, list[tuple[Surveyed, Sight]]] = {}
     at = 0
-    with nullcontext(looks.executor) if looks.executor else ThreadPoolExecutor(threads) as pool:
+    executor = looks.executor or (looks.processes if len(numbers) >= MANY else None)
+    with nullcontext(executor) if executor else ThreadPoolExecutor(threads) as pool:
         for (k, _), sights in executors.run(pool, look, named):
             done[k] = sights
             if looks.progress is not None and len(files) > 1:
