@@ -9,7 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from support import cli, cli_error
+from support import cli, cli_error, fails
 
 from dsprep.bench.report import answer as answers
 from dsprep.bench.report import comparing, model, page, sweeping, tables
@@ -252,8 +252,7 @@ def test_details_are_set_or_swept():
     ids=lambda text: text[:30],
 )
 def test_what_is_not_a_sweep_is_a_usage_error(text):
-    with pytest.raises(UsageError):
-        sweeping.parse(text)
+    fails(lambda: sweeping.parse(text), UsageError)
 
 
 @pytest.mark.parametrize(
@@ -355,8 +354,7 @@ def test_files_of_others_are_kept(tmp_path, option):
     file = tmp_path / "mine"
     file.write_text('{"my": "data"}')
     asked = {"json": None, "html": None, option: file}
-    with pytest.raises(UsageError, match="mine"):
-        output.emit(full(), **asked)
+    fails(lambda: output.emit(full(), **asked), UsageError, "mine")
     assert file.read_text() == '{"my": "data"}'
     file.write_text("")
     output.emit(full(), **asked)

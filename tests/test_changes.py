@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracles import SUFFIX
-from support import describe, flip, random_batch, write_batch
+from support import describe, fails, flip, random_batch, write_batch
 
 import dsprep
 from dsprep import formats
@@ -99,8 +99,7 @@ def test_a_source_is_replaced_while_tasks_run(format, beside, files, tmp_path):
     target = tmp_path / "out"
     options = {"to": "hdf5", "shard_size": 10, "durable": False}
     executor = Inline(lambda: replace_all(paths, others))
-    with pytest.raises(ChangedError):
-        dsprep.convert(source, target, executor=executor, **options)
+    fails(lambda: dsprep.convert(source, target, executor=executor, **options), ChangedError)
     assert not target.exists()
     assert not sidecar_path(target).exists()
     assert not staging.partial_path(target).exists()

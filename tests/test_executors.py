@@ -18,7 +18,16 @@ import executor_job
 import h5py
 import numpy as np
 import pytest
-from support import MPIEXEC, Answer, MemorySource, assert_same_batch, cli, random_batch, written
+from support import (
+    MPIEXEC,
+    Answer,
+    MemorySource,
+    assert_same_batch,
+    cli,
+    fails,
+    random_batch,
+    written,
+)
 
 import dsprep
 from dsprep import errors, executors
@@ -458,8 +467,7 @@ def test_launched(env, expected):
 def test_wrong_names():
     with pytest.raises(UsageError, match="is a scheduler of Dask, not of processes"):
         executors.opened("processes:tcp://host:1")
-    with pytest.raises(UsageError, match="one of threads, processes, mpi, dask"):
-        executors.opened("spark")
+    fails(lambda: executors.opened("spark"), UsageError, "one of threads, processes, mpi, dask")
     with executors.opened("threads") as none:
         assert none is None
 
@@ -481,8 +489,7 @@ def test_a_worker_of_an_earlier_run_puts_nothing_into_a_later_one(origin, tmp_pa
     with ThreadPoolExecutor(1) as threads:
         with monkeypatch.context() as patch:
             patch.setattr(tasks, "do", keep)
-            with pytest.raises(ReadError):
-                dsprep.convert(source, target, executor=threads, **options)
+            fails(lambda: dsprep.convert(source, target, executor=threads, **options), ReadError)
             options["compress"] = "gzip:1"
             with pytest.raises(ReadError):
                 dsprep.convert(source, target, executor=threads, restart=True, **options)

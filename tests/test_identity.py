@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracles import SUFFIX
-from support import assert_same_batch, describe, flip, random_batch, write_batch
+from support import assert_same_batch, describe, fails, flip, random_batch, write_batch
 from typer.testing import CliRunner
 
 import dsprep
@@ -184,8 +184,7 @@ def test_a_new_file_beside_typed_ones(name, tmp_path):
         write_batch(formats.load(name), path, SCHEMA, random_batch(SCHEMA, 5, seed=i))
         paths.append(path)
     describe(formats.load(name), SCHEMA, paths[:2], folder).save(durable=False)
-    with pytest.raises(FormatError, match="does not list"):
-        dsprep.open(folder)
+    fails(lambda: dsprep.open(folder), FormatError, "does not list")
     provenance(folder)
     with dsprep.open(folder) as source:
         assert source.schema == SCHEMA
@@ -198,8 +197,7 @@ def test_how_to_read_is_not_guessed(tmp_path):
     provenance(path, dsprep.OpenOptions(fields=(FieldSpec.parse("z=x"),)))
     file = file_of(path)
     flip(file, file.stat().st_size - 50)
-    with pytest.raises(StaleError):
-        dsprep.open(path)
+    fails(lambda: dsprep.open(path), StaleError)
 
 
 # --- errors of the storage -------------------------------------------------------------------

@@ -12,7 +12,7 @@ from dataclasses import replace
 import h5py
 import numpy as np
 import pytest
-from support import cli
+from support import cli, fails
 
 import dsprep
 from dsprep import FieldSpec, OpenOptions
@@ -117,15 +117,11 @@ def test_files_that_do_not_go_together(tmp_path):
     with pytest.raises(FormatError, match="mixes formats"):
         dsprep.Reader([a, numbered(tmp_path / "d.tfrecord", 3)], 4)
     dsprep.provenance(b, dsprep.OpenOptions(fields=(dsprep.FieldSpec("x", "x"),)))
-    with pytest.raises(SchemaError, match="disagree"):
-        dsprep.Reader([a, b], 4)
+    fails(lambda: dsprep.Reader([a, b], 4), SchemaError, "disagree")
     for wrong in ([], None, [1], 3):
-        with pytest.raises(UsageError, match="expected a path, or a list of paths"):
-            dsprep.Reader(wrong, 4)
-    with pytest.raises(UsageError, match="nothing matches"):
-        dsprep.Reader(f"{tmp_path}/*.none", 4)
-    with pytest.raises(MissingError, match="no such dataset"):
-        dsprep.Reader(tmp_path / "none.h5", 4)
+        fails(lambda: dsprep.Reader(wrong, 4), UsageError, "expected a path, or a list of paths")
+    fails(lambda: dsprep.Reader(f"{tmp_path}/*.none", 4), UsageError, "nothing matches")
+    fails(lambda: dsprep.Reader(tmp_path / "none.h5", 4), MissingError, "no such dataset")
 
 
 def test_a_sidecar_elsewhere_and_a_list(folder, tmp_path):
@@ -134,8 +130,7 @@ def test_a_sidecar_elsewhere_and_a_list(folder, tmp_path):
     for given, files in ((folder[:3], (0, 1, 2)), (folder[1:2] + folder[:1], (1, 0))):
         with dsprep.Reader(at, 4, data=given, shuffle="none") as reader:
             assert values(reader) == expected(*files)
-    with pytest.raises(FormatError, match="does not list this file"):
-        dsprep.Reader(at, 4, data=folder)
+    fails(lambda: dsprep.Reader(at, 4, data=folder), FormatError, "does not list this file")
     assert dsprep.audit(folder[:3], 2, 4, sidecar=at).kept
 
 
@@ -175,8 +170,7 @@ def test_copies_and_states_of_other_lists_are_never_taken(folder, tmp_path):
                 if i == k:
                     reader.load_state_dict(state)
                     continue
-                with pytest.raises(UsageError):
-                    reader.load_state_dict(state)
+                fails(lambda: reader.load_state_dict(state), UsageError)
 
 
 # --- no sidecar ------------------------------------------------------------------------------
@@ -248,8 +242,7 @@ def _read(reader):
 def test_data_that_change_after_they_were_located_are_refused(folder):
     reader = dsprep.Reader(folder[:2], 4)
     numbered(folder[1], 7, values=12)
-    with pytest.raises(StaleError, match=r"changed since they were located: f1\.h5"):
-        values(reader)
+    fails(lambda: values(reader), StaleError, "changed since they were located: f1.h5")
     assert len(dsprep.Reader(folder[:2], 4)) == 6
 
 
@@ -328,15 +321,13 @@ def test_on_break(folder):
         assert reader.epoch == 3
     with dsprep.Reader(folder, 4, **make) as reader:
         assert left_early(reader, 3) + values(reader) == orders[0]
-    with pytest.raises(UsageError, match="on_break is 'stop'"):
-        dsprep.Reader(folder, 4, on_break="stop")
+    fails(lambda: dsprep.Reader(folder, 4, on_break="stop"), UsageError, "on_break is 'stop'")
 
 
 def test_a_file_named_twice_odd_links_and_lists_with_a_mark(folder, tmp_path):
     (tmp_path / "d/loop.h5").symlink_to("loop.h5")
     again = tmp_path / "d" / ".." / "d" / folder[1].name
-    with pytest.raises(UsageError, match="named twice"):
-        dsprep.Reader([folder[1], folder[0], again], 4)
+    fails(lambda: dsprep.Reader([folder[1], folder[0], again], 4), UsageError, "named twice")
     with dsprep.Reader(folder[2:], 4) as reader:  # the link beside them means nothing
         assert sorted(values(reader)) == [*range(20, 40)]
     (tmp_path / "list.txt").write_text("d/f0.h5\r\nd/f1.h5\r\n", "utf-8-sig")
@@ -346,8 +337,7 @@ def test_a_file_named_twice_odd_links_and_lists_with_a_mark(folder, tmp_path):
 
 @pytest.mark.parametrize("path", ["", "a\0.h5", ["a.h5", ""]])
 def test_what_is_not_a_path(path):
-    with pytest.raises(UsageError, match="is not a path"):
-        dsprep.Reader(path, 4)
+    fails(lambda: dsprep.Reader(path, 4), UsageError, "is not a path")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support import flip, forked, kill_at, written
+from support import fails, flip, forked, kill_at, written
 
 import dsprep
 from dsprep import formats
@@ -212,8 +212,7 @@ def test_a_damaged_record_costs_a_shard_or_is_refused(origin, tmp_path, monkeypa
         else:
             path.write_bytes(texts[how])
         if name in ("job.json", "state.json"):
-            with pytest.raises(FormatError, match=r"damaged; add restart=True"):
-                make()
+            fails(make, FormatError, "damaged; add restart=True")
         make(restart=name in ("job.json", "state.json"))
         assert digest(target) == expected, (name, how)
 

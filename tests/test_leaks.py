@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import pytest
 import zarr
-from support import cli, cli_error, written
+from support import cli, cli_error, fails, written
 
 import dsprep
 from dsprep import executors
@@ -48,8 +48,7 @@ def change(path, **keys):
 def test_a_sidecar_without_places_is_written_again_as_advised(suffix, tmp_path):
     path = make(tmp_path / f"a{suffix}")
     change(path, layouts=[])
-    with pytest.raises(FormatError, match="dsprep provenance"):
-        Sidecar.open(path)
+    fails(lambda: Sidecar.open(path), FormatError, "dsprep provenance")
     provenance(path)
     with Sidecar.open(path) as opened:
         assert len(opened.extents([39])) > 0
@@ -90,8 +89,7 @@ def test_an_array_without_codecs(inner, tmp_path):
     else:
         document["codecs"] = []
     (path / "zarr.json").write_text(json.dumps(document))
-    with pytest.raises(FormatError):
-        provenance(path)
+    fails(lambda: provenance(path), FormatError)
 
 
 # --- signals -----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from support import (
     assert_same_batch,
     dataset,
     describe,
+    fails,
     flip,
     random_batch,
     some_schemas,
@@ -329,5 +330,4 @@ def test_each_file_is_looked_at_once_and_again_only_if_it_changed(names, tmp_pat
     spec.sidecar_path(data).unlink()
     assert made() == second != first
     np.save(data / "x0.npy", np.full((1, 3), 7, "f8"))
-    with pytest.raises(SchemaError):
-        provenance(data, options)
+    fails(lambda: provenance(data, options), SchemaError)

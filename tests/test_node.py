@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import dataset, epochs, raw, schemas
+from support import dataset, epochs, fails, raw, schemas
 from test_mini_epochs import Comm, Scripted
 
 import dsprep
@@ -267,8 +267,7 @@ def test_a_missing_root_is_named(ranks, impatient):
 def test_another_order_is_refused(other, ranks, impatient):
     node_ranks = ranks(size=2, mini_epochs=3, repeats=RISING, buffer_size=20)
     node_ranks.make(0, **other)
-    with pytest.raises(ReadError, match="no process with the same Reader"):
-        next(iter(node_ranks.make(1)))
+    fails(lambda: next(iter(node_ranks.make(1))), ReadError, "no process with the same Reader")
 
 
 def test_one_name_is_one_process(ranks, impatient, monkeypatch):
@@ -278,8 +277,7 @@ def test_one_name_is_one_process(ranks, impatient, monkeypatch):
     node_ranks.make(0).close()
     with contextlib.closing(node.wire.new_socket()) as sock:
         sock.bind(address(*names[0]))
-        with pytest.raises(UsageError, match="another process reads for this node"):
-            node_ranks.make(0)
+        fails(lambda: node_ranks.make(0), UsageError, "another process reads for this node")
     node_ranks.make(0)
 
 
@@ -296,8 +294,7 @@ def test_the_rank_within_the_node_is_needed(data, monkeypatch):
     monkeypatch.setattr(
         "dsprep.reader.loader.detect", lambda *_: RankInfo(1, 2, None, None, "a test")
     )
-    with pytest.raises(UsageError, match="LOCAL_RANK"):
-        dsprep.Reader(data, 4, readers_per_node=1)
+    fails(lambda: dsprep.Reader(data, 4, readers_per_node=1), UsageError, "LOCAL_RANK")
 
 
 def test_jobs_are_told_from_each_other(monkeypatch):

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 pytest.importorskip("obstore")
 
 from object_server import KEYS, forget, serving
+from support import fails
 
 import dsprep
 from dsprep.cli import app
@@ -454,8 +455,7 @@ def test_who_is_refused_is_told_how_to_ask(server, monkeypatch):
 
 def test_names_that_no_object_has_and_files_of_several_stores(server, local):
     for key in ("a/../b.h5", "a\nb.h5"):
-        with pytest.raises(UsageError, match="is not read"):
-            dsprep.Reader(f"s3://b/{key}", 8)
+        fails(lambda: dsprep.Reader(f"s3://b/{key}", 8), UsageError, "is not read")
     for opened in (dsprep.open, lambda paths: dsprep.Reader(paths, 8)):
         with pytest.raises(UsageError, match="different stores"):
             opened(["s3://b/plain.h5", str(local / "g.h5")])

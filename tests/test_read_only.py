@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from support import cli, cli_error, written
+from support import cli, cli_error, fails, written
 
 import dsprep
 from dsprep.core.schema import Field, Schema
@@ -69,8 +69,7 @@ def test_queries_work_with_a_sidecar_elsewhere(locked):
 
 def test_the_error_says_what_to_do(locked):
     path, beside = locked
-    with pytest.raises(ReadOnlyError, match="Permission denied"):
-        provenance(path)
+    fails(lambda: provenance(path), ReadOnlyError, "Permission denied")
     line = cli_error("provenance", path)
     for word in (str(path), "Permission denied", "--out F", "--sidecar F", "Reader(F, data=DATA)"):
         assert word in line

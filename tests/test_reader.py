@@ -24,6 +24,7 @@ from support import (
     assert_same_batch,
     dataset,
     epochs,
+    fails,
     random_batch,
     raw,
     schemas,
@@ -132,8 +133,7 @@ def check(path: Path, batch: Batch, schema: Schema, setting: Setting, **more: An
     """Read with all ranks; compare bits, how often each sample comes, steps and accounts."""
     count = len(batch[schema.names[0]])
     if setting.policy == "drop" and count and count // setting.world_size < setting.batch_size:
-        with pytest.raises(UsageError, match="drop leaves nothing"):
-            setting.readers(path)
+        fails(lambda: setting.readers(path), UsageError, "drop leaves nothing")
         return []
     found: list[list[Batch]] = []
     for reader in setting.readers(path, **more):
@@ -451,8 +451,7 @@ def test_a_loop_is_one_epoch_and_len_is_its_steps(count, transform, tmp_path):
         reader.set_epoch(1)  # another one than that which is read ahead
         assert [keys(b, MIXED) for b in reader] == expected[1]
         loop = iter(reader)
-        with pytest.raises(UsageError, match="being iterated"):
-            reader.set_epoch(5)
+        fails(lambda: reader.set_epoch(5), UsageError, "being iterated")
         loop.close()
         reader.load_state_dict(state)
         assert (len(reader), reader.epoch) == (5, 3)
@@ -600,8 +599,7 @@ def test_states_of_others_are_refused(tmp_path):
     ):
         with dsprep.Reader(**{"path": path, **base, **changed}) as reader:
             before = reader.state_dict()
-            with pytest.raises(UsageError, match="another"):
-                reader.load_state_dict(state)
+            fails(lambda: reader.load_state_dict(state), UsageError, "another")
             assert reader.state_dict() == before
     with dsprep.Reader(path, **base) as reader:
         stages: list[Any] = [None, [], 3, [[1]], [[1, 2, -1]], [[0, 5, 1]], [[1, 0, 1]]]
@@ -611,13 +609,11 @@ def test_states_of_others_are_refused(tmp_path):
         damaged += [{**state, "stages": each} for each in stages]
         damaged += [{k: v for k, v in state.items() if k != key} for key in state]
         for each in damaged:
-            with pytest.raises(UsageError):
-                reader.load_state_dict(each)
+            fails(lambda: reader.load_state_dict(each), UsageError)
         assert reader.state_dict() == state
         loop = iter(reader)
         next(loop)
-        with pytest.raises(UsageError, match="being iterated"):
-            reader.load_state_dict(state)
+        fails(lambda: reader.load_state_dict(state), UsageError, "being iterated")
         loop.close()
         reader.load_state_dict(state)
 
@@ -674,8 +670,7 @@ def test_wrong_usage_is_told_at_once(tmp_path):
             dsprep.Reader(path, **{"batch_size": 4, **each})
     with pytest.raises(FileNotFoundError, match="no such dataset"):
         dsprep.Reader(tmp_path / "none.h5", 4)
-    with pytest.raises(UsageError, match="a path, or a list of paths"):
-        dsprep.Reader([path, 4], 4)
+    fails(lambda: dsprep.Reader([path, 4], 4), UsageError, "a path, or a list of paths")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import MIXED, dataset, epochs, flip, flip_sampled, random_batch
+from support import MIXED, dataset, epochs, fails, flip, flip_sampled, random_batch
 from test_located import FORMATS, mutations
 from test_reader import TARGETS, keys
 from test_reader_memory import fds, threads
@@ -124,8 +124,7 @@ def test_closing_within_the_loop(close, transform, made):
         assert keys(held, SCHEMA) == known
         if close == "reader":
             for late in (lambda loop=loop: next(loop), lambda reader=reader: iter(reader)):
-                with pytest.raises(UsageError, match="was closed"):
-                    late()
+                fails(late, UsageError, "was closed")
         else:
             assert len(list(reader)) == 14
         assert list(loop) == []
@@ -177,11 +176,9 @@ def test_closing_while_another_thread_waits(made, monkeypatch):
 def test_one_loop_at_a_time(made):
     with dsprep.Reader(made["groups"], 7) as reader:
         loop = iter(reader)
-        with pytest.raises(UsageError, match="iterated already"):
-            iter(reader)
+        fails(lambda: iter(reader), UsageError, "iterated already")
         next(loop)
-        with pytest.raises(UsageError, match="second Reader"):
-            list(reader)
+        fails(lambda: list(reader), UsageError, "second Reader")
         assert len([*loop]) == 14  # it was not disturbed
         assert len([*reader]) == 15
         assert list(loop) == []
@@ -264,8 +261,7 @@ def test_a_fork_in_the_middle(made):
             reader.close()
 
         def wrong() -> None:
-            with pytest.raises(UsageError, match="forked"):
-                exhaust(loop)
+            fails(lambda: exhaust(loop), UsageError, "forked")
 
         def ends() -> None:
             loop.close()
@@ -379,8 +375,7 @@ def test_a_file_that_changes_while_it_is_read(name, made, tmp_path):
                 assert isinstance(caught.value, ReadError)
                 assert 0 <= caught.value.sample < COUNT
                 assert threads() == 0
-            with pytest.raises(DsprepError):
-                list(reader)
+            fails(lambda: list(reader), DsprepError)
 
 
 def test_a_file_that_is_replaced(made, tmp_path):
@@ -396,8 +391,7 @@ def test_a_file_that_is_replaced(made, tmp_path):
         other.replace(path)
         found += [key for batch in loop for key in keys(batch, SCHEMA)]
         assert found == expected
-        with pytest.raises(StaleError):
-            list(reader)
+        fails(lambda: list(reader), StaleError)
 
 
 @pytest.mark.parametrize("target", ["hdf5", "zarr"])
@@ -413,8 +407,7 @@ def test_data_written_to_in_place_are_noticed(target, tmp_path):
         next(loop)
         flip(file, extent.offset + 600)
         flip_sampled(path)
-        with pytest.raises(ReadError, match="sampled blocks"):
-            list(loop)
+        fails(lambda: list(loop), ReadError, "sampled blocks")
 
 
 def failing(monkeypatch, code: int, after: int, times: int = 1 << 60) -> list[int]:

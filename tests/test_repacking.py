@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracles import SUFFIX
-from support import MIXED, assert_same_batch, cli, cli_error, flip, random_batch, written
+from support import MIXED, assert_same_batch, cli, cli_error, fails, flip, random_batch, written
 from test_located import taken
 
 import dsprep
@@ -104,8 +104,7 @@ def test_verify_compares_checksums(origins, tmp_path):
     with dsprep.Sidecar.open(out) as opened:
         opened.read([330], ["label"])
         opened.read([5, 300], verify="full")
-        with pytest.raises(FormatError, match="group 5"):
-            opened.read([5, 331], verify="full")
+        fails(lambda: opened.read([5, 331], verify="full"), FormatError, "group 5")
     label = dsprep.OpenOptions(fields=(dsprep.FieldSpec.parse("label"),))
     with dsprep.open(origin, label) as a, dsprep.open(out, label) as b:
         assert isinstance(b, SidecarSource)
@@ -305,8 +304,7 @@ def test_interrupted_splits_go_on_with_what_is_missing(origins, tmp_path, monkey
             report = repacked(origin, broken / "set.h5", **options)
             assert [r.copied == 0 for _, r in report.parts] == [i < after for i in range(3)]
         else:  # all had been made: only records of it are left
-            with pytest.raises(TargetError, match="exists"):
-                repacked(origin, broken / "set.h5", **options)
+            fails(lambda: repacked(origin, broken / "set.h5", **options), TargetError, "exists")
         assert digests(broken) == digests(whole)
 
 
@@ -357,8 +355,7 @@ def test_a_killed_first_pass_is_continued(origins, tmp_path, monkeypatch):
 
 def test_the_source_is_never_the_target(origins):
     _, _, origin = origins["fixed"]
-    with pytest.raises(UsageError, match="holds the source"):
-        repacked(origin, origin)
+    fails(lambda: repacked(origin, origin), UsageError, "holds the source")
 
 
 def test_all_splits_fit_or_none_is_made(origins, tmp_path, monkeypatch):
@@ -367,13 +364,11 @@ def test_all_splits_fit_or_none_is_made(origins, tmp_path, monkeypatch):
     needed = 700 * FIXED.fixed_nbytes
     free = [needed * 3 // 4]  # for one of two
     monkeypatch.setattr("dsprep.writing.job.free_nbytes", lambda path: free[0])
-    with pytest.raises(TargetError, match="not enough space"):
-        repacked(origin, tmp_path / "set.h5", **options)
+    fails(lambda: repacked(origin, tmp_path / "set.h5", **options), TargetError, "not enough space")
     assert not list(tmp_path.iterdir())
     free[0] = 2 * needed
     repacked(origin, tmp_path / "set.h5", **options)
-    with pytest.raises(TargetError, match="exists"):
-        repacked(origin, tmp_path / "set.h5", **options)
+    fails(lambda: repacked(origin, tmp_path / "set.h5", **options), TargetError, "exists")
     free[0] = needed * 3 // 4  # the old ones stay until all new ones are complete
     with pytest.raises(TargetError, match="not enough space"):
         repacked(origin, tmp_path / "set.h5", overwrite=True, **options)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import forked, random_batch, written
+from support import fails, forked, random_batch, written
 
 import dsprep
 from dsprep.core.schema import Field, Schema
@@ -210,5 +210,4 @@ def test_what_cannot_be_put_back_is_named(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(TargetError, match=r"rename .*old to "):
-        dsprep.open(target)
+    fails(lambda: dsprep.open(target), TargetError, "rename ", "old to ")

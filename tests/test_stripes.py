@@ -6,7 +6,7 @@ import os
 
 import h5py
 import pytest
-from support import cli
+from support import cli, fails
 
 import dsprep
 from dsprep.errors import UsageError
@@ -143,8 +143,7 @@ def test_as_asked(tmp_path):
     found = requested_stripe("1MiB", tmp_path / "x")
     assert (found.nbytes, found.source) == (MIB, "as asked")
     for text in ("3MiB", "1KiB", "8GiB", "4097", "x", "0", "-1", "1MB"):
-        with pytest.raises(UsageError):
-            requested_stripe(text, tmp_path)
+        fails(lambda: requested_stripe(text, tmp_path), UsageError)
 
 
 GIB = 1 << 30

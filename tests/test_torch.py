@@ -26,7 +26,7 @@ from adapter_contract import (
     made,
     of_reader,
 )
-from support import epochs, flip_sampled, raw
+from support import epochs, fails, flip_sampled, raw
 
 import dsprep
 from dsprep.core.schema import Field, Schema
@@ -247,8 +247,7 @@ def test_samples_that_are_not_those_of_before(tmp_path):
         pickle.loads(asleep)[3]
     (tmp_path / "other").mkdir()
     lacking = made(tmp_path / "other", Schema((Field("t", np.dtype("<U3")),)))[0]
-    with pytest.raises(UnsupportedError, match="no dtype for field t"):
-        Samples(lacking)
+    fails(lambda: Samples(lacking), UnsupportedError, "no dtype for field t")
     with pytest.raises(dsprep.DsprepError, match="files disagree about their fields"):
         Samples(tmp_path)
 
@@ -259,12 +258,9 @@ def test_habits_that_lead_nowhere_name_the_way(plain):
         next(iter(DataLoader(batches, batch_size=None, num_workers=1)))
     with pytest.raises(UsageError, match=r"Samples\(path\)"):
         random_split(batches, [0.5, 0.5])[0][0]
-    with pytest.raises(UsageError, match=r"did you mean device=\?"):
-        Batches(plain[0], 8, devise="cpu")
-    with pytest.raises(UsageError, match="give it to the DataLoader"):
-        Samples(plain[0], shuffle=True)
-    with pytest.raises(UsageError, match=r"did you mean fields=\?"):
-        Samples(plain[0], feilds="x")
+    fails(lambda: Batches(plain[0], 8, devise="cpu"), UsageError, "did you mean device=?")
+    fails(lambda: Samples(plain[0], shuffle=True), UsageError, "give it to the DataLoader")
+    fails(lambda: Samples(plain[0], feilds="x"), UsageError, "did you mean fields=?")
 
 
 # --- devices: a fake one, since no GPU is at hand where tests run ---------------------------------
@@ -423,8 +419,7 @@ def test_on_a_gpu_states_are_exact_and_all_memory_is_unlocked(plain, gpu):
 
 
 def test_memory_that_cannot_be_locked_is_told(plain, gpu):
-    with pytest.raises(UsageError, match=r"CUDA error 2.*ulimit -l"):
-        Pinned(torch.device("cuda:0"))(2 << 30)
+    fails(lambda: Pinned(torch.device("cuda:0"))(2 << 30), UsageError, "CUDA error 2", "ulimit -l")
     assert not gpu
 
 
@@ -437,8 +432,7 @@ def test_memory_is_locked_on_request(plain, gpu):
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:3", "meta", "nonsense", 1.5])
 def test_devices_that_are_not_there(plain, device):
-    with pytest.raises(UsageError, match="device is"):
-        Batches(plain[0], 8, device=device, **ALONE)
+    fails(lambda: Batches(plain[0], 8, device=device, **ALONE), UsageError, "device is")
 
 
 def test_an_error_comes_after_the_batches_before_it(plain, tmp_path):

@@ -11,7 +11,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from oracles import READ, SUFFIX
-from support import assert_same_batch, forked, kill_at, random_batch, schemas, take, written
+from support import assert_same_batch, fails, forked, kill_at, random_batch, schemas, take, written
 
 import dsprep
 from dsprep.core.schema import Field, Schema
@@ -116,8 +116,7 @@ def test_a_shuffle_is_that_of_repack(tmp_path, format, schema, memory):
 @pytest.mark.parametrize("format", FORMATS)
 def test_no_samples_and_one(tmp_path, format):
     target = tmp_path / f"out{SUFFIX[format]}"
-    with pytest.raises(SchemaError, match="there are no samples"):
-        dsprep.write(target, [])
+    fails(lambda: dsprep.write(target, []), SchemaError, "there are no samples")
     nothing_left(tmp_path)
     for schema in (PLAIN, {"x": "float32[None,3]", "name": "str"}):
         dsprep.write(target, iter(()), schema=schema, overwrite=True)
@@ -142,10 +141,8 @@ def test_a_writer_takes_samples_and_batches(tmp_path):
     assert writer.report.samples == 100
     with dsprep.open(tmp_path / "out.h5") as source:
         assert_same_batch(source[:], batch, MIXED)
-    with pytest.raises(UsageError, match="with block"):
-        writer.append(samples[0])
-    with pytest.raises(UsageError, match="with block"):
-        dsprep.Writer(tmp_path / "new.h5").append(samples[0])
+    fails(lambda: writer.append(samples[0]), UsageError, "with block")
+    fails(lambda: dsprep.Writer(tmp_path / "new.h5").append(samples[0]), UsageError, "with block")
     nothing_left(tmp_path, "out.h5", "out.h5.dsprep.json")
 
 
@@ -226,8 +223,7 @@ def test_what_is_wrong_is_known_before_the_program_runs(tmp_path):
         yield
 
     (tmp_path / "there.h5").write_bytes(b"x")
-    with pytest.raises(TargetError, match="it exists already"):
-        dsprep.write(tmp_path / "there.h5", never())
+    fails(lambda: dsprep.write(tmp_path / "there.h5", never()), TargetError, "it exists already")
     with pytest.raises(TargetError, match="no such directory"):
         dsprep.write(tmp_path / "none" / "out.h5", never())
     (tmp_path / "folder").mkdir()
@@ -241,8 +237,7 @@ def test_what_is_wrong_is_known_before_the_program_runs(tmp_path):
         {"memory": "lots"},
         {"schema": {"x": "nothing"}},
     ):
-        with pytest.raises(UsageError):
-            dsprep.write(tmp_path / "out.h5", never(), **options)
+        fails(lambda: dsprep.write(tmp_path / "out.h5", never(), **options), UsageError)
     with pytest.raises(TypeError, match="'lenght' is not an option"):
         dsprep.write(tmp_path / "out.h5", never(), lenght=3)
     with pytest.raises(UsageError, match="batched=True"):
@@ -368,8 +363,7 @@ def test_after_a_kill_the_same_call_starts_over(tmp_path, step, known):
     if there:
         with dsprep.open(target) as source:
             assert len(source) == 9
-        with pytest.raises(TargetError, match="exists already"):
-            dsprep.write(target, [{"x": 1}])
+        fails(lambda: dsprep.write(target, [{"x": 1}]), TargetError, "exists already")
     dsprep.write(target, [{"x": 1}], overwrite=there)
     with dsprep.open(target) as source:
         assert source[:]["x"].tolist() == [1]

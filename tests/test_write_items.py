@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from executor_job import digests
 from item_functions import OPTIONS, several
+from support import fails
 from test_executors import mpiexec, needs, swept  # noqa: F401 (a fixture)
 from test_interruption import killed
 
@@ -135,8 +136,7 @@ def test_no_samples_at_all(tmp_path):
 def test_functions_that_do_not_travel(tmp_path):
     with pytest.raises(UsageError, match=r"cannot be called by other processes: .*; define it"):
         write(tmp_path / "set.h5", lambda i: several(i), executor="processes")
-    with pytest.raises(UsageError, match="is not callable"):
-        write(tmp_path / "set.h5", 7)
+    fails(lambda: write(tmp_path / "set.h5", 7), UsageError, "is not callable")
     with pytest.raises(UsageError, match="expected 'raise' or 'skip'"):
         write(tmp_path / "set.h5", errors="ignore")
     with pytest.raises(UsageError, match="'spark' is not an executor"):
@@ -339,8 +339,7 @@ def test_killed_at_every_step(to, options, tmp_path, monkeypatch):
         if not killed(lambda _: make(2), step, format, parts_too):
             break
         if staging.published(target):  # killed between its last acts
-            with pytest.raises(TargetError, match="an interrupted run had completed it"):
-                make(1)
+            fails(lambda: make(1), TargetError, "an interrupted run had completed it")
         elif target.exists():
             remove(partial_path(target))
         else:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zarr
 from oracles import read_arrays
-from support import STRUCT, assert_same_batch, random_batch, take, write_batch
+from support import STRUCT, assert_same_batch, fails, random_batch, take, write_batch
 from zarr_stores import F4, SCHEMAS, ZARR, check, opened
 
 from dsprep.core.schema import Arena, Field, Schema
@@ -160,8 +160,7 @@ def test_attributes(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_contradict_are_refused(options: WriteOptions) -> None:
-    with pytest.raises(UsageError):
-        ZARR.plan(SCHEMAS["mixed"], options)
+    fails(lambda: ZARR.plan(SCHEMAS["mixed"], options), UsageError)
 
 
 @pytest.mark.parametrize(
@@ -170,5 +169,4 @@ def test_options_that_contradict_are_refused(options: WriteOptions) -> None:
 )
 def test_names_that_zarr_cannot_hold_are_refused(names: tuple[str, ...]) -> None:
     schema = Schema(tuple(Field(n, F4) for n in names))
-    with pytest.raises(UnsupportedError):
-        ZARR.plan(schema, WriteOptions())
+    fails(lambda: ZARR.plan(schema, WriteOptions()), UnsupportedError)
