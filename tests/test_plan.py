@@ -92,16 +92,6 @@ def test_pieces_of_unknown_sizes_cover_everything_once(sizes, unit, target):
         assert list(pieces(source, unit=unit, target=target, after=stop)) == found[i + 1 :]
 
 
-@given(st.integers(0, 1000), st.integers(1, 50), st.integers(1, 4000))
-def test_pieces_of_fixed_samples(count, unit, target):
-    schema = Schema((Field("x", np.dtype("f4"), (3,)),))
-    source = MemorySource(schema, {"x": np.zeros((count, 3), "f4")})
-    found = list(pieces(source, unit=unit, target=target))
-    assert [i for a, b in found for i in range(a, b)] == list(range(count))
-    assert all(a % unit == 0 for a, _ in found)
-    assert all((b - a) * 12 <= max(target, 12 * unit) for a, b in found)
-
-
 def test_shards_by_samples():
     assert shards_by_samples(0, 10, 4) == [(0, 4), (4, 8), (8, 10)]
     assert shards_by_samples(5, 5, 4) == [(5, 5)]

@@ -128,35 +128,6 @@ def test_measured_streams_are_interpolated():
     assert 1 / figures.bytes_per_second(14) == pytest.approx(4 / 2e8 + 10 / 1e9)
 
 
-# --- queues --------------------------------------------------------------------------------------
-
-REQUESTS = st.lists(
-    st.tuples(
-        st.floats(0, 5), st.integers(0, 3), st.floats(0.01, 2), st.integers(0, 4), st.integers(1, 3)
-    ),
-    min_size=1,
-    max_size=30,
-)
-
-
-@given(st.lists(REQUESTS, min_size=1, max_size=4), st.sampled_from([0.0, 0.25]))
-def test_queues_are_those_of_plain_python(rounds, seek):
-    """Each target takes its requests in the order of their arrival, round after round."""
-    targets = EXAMPLE["Targets"](4, seek)
-    free, ends, seeks = [0.0] * 4, [0.0] * 4, 0
-    for requests in rounds:
-        columns = [np.array(c) for c in zip(*requests, strict=True)]
-        found = targets.serve(*columns)
-        order = sorted(range(len(requests)), key=lambda i: (requests[i][0], i))
-        for i in order:
-            arrival, target, seconds, offset, nbytes = requests[i]
-            late = offset != ends[target]
-            free[target] = max(free[target], arrival) + seconds + seek * late
-            ends[target], seeks = offset + nbytes, seeks + late
-            assert found[i] == pytest.approx(free[target])
-    assert targets.seeks == seeks
-
-
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=60),
     st.integers(1, 30),

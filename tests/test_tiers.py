@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import cli
 
 import dsprep
 from dsprep.errors import UsageError
@@ -118,42 +116,3 @@ def test_arguments_of_the_reader(tmp_path):
     assert whole == {"epochs": 3}
     shared = planned(replace(job, nodes=3), capacity=90_000).reader
     assert shared["mini_epochs"] == MiniEpochs(shared["mini_epochs"].parts, (1,), False, 3)
-
-
-# --- the command -------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def billion(tmp_path_factory):
-    """An array of 1e9 samples, all of it a hole, in 3,906,250 groups by its sidecar."""
-    path = tmp_path_factory.mktemp("large") / "x<&.npy"
-    header = {"descr": "<f4", "fortran_order": False, "shape": (10**9, 1000)}
-    with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        start = file.tell()
-        file.truncate(start + 4000 * 10**9)
-    sidecar = dsprep.provenance(path).path
-    content = json.loads(sidecar.read_text())
-    offsets = {"law": "affine", "base": start, "stride": 4000 * 256}
-    content["layouts"][0]["groups"] = {"samples": 256, "offsets": offsets, "lengths": 4000 * 256}
-    sidecar.write_text(json.dumps(content))
-    return path
-
-
-ASKED = "--tier 1.6GB --nodes 1152 --ranks-per-node 8 -M 4 --compute 12ms -E 90"
-STORAGE = "latency=1us,stream=1.3GB/s,total=1.3GB/s"
-
-
-def test_a_plan_for_a_billion_samples_on_9216_ranks(billion):
-    command = ("plan", billion, *ASKED.split(), "--storage", STORAGE)
-    found = cli(*command, "--json").json()["tier"]
-    assert (found["samples"], found["groups"]) == (10**9, 3_906_250)
-    assert (found["mini_epochs"], found["repeats"], found["passes"]) == (5, 10, 450)
-    assert found["largest"] < 0.8e9
-    assert found["consumed"] == pytest.approx(9216 * 4 * 4000 / 0.012)
-    groups = 3_906_250 / 5  # of a mini-epoch, of which nodes share one at each border
-    assert found["copied"] == pytest.approx((groups + 1151) / groups)
-    assert found["knee"] == pytest.approx(found["consumed"] * found["copied"] / 1.3e9)
-    assert (found["passes_per_sample"], found["never_seen"]) == ([90, 90], 0)
-    assert found["after"]["drawn"] == pytest.approx(found["consumed"] * found["copied"] / 10)
-    assert found["warnings"] == []
