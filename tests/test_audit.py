@@ -189,18 +189,6 @@ def test_wrong_mini_epochs_are_found(root, monkeypatch, wrong, where, told):
     assert told in said[where]
 
 
-def test_parts_that_are_not_fixed_are_found(root, monkeypatch):
-    real = MiniEpochs.groups
-
-    def redrawn(self, edges, seed, which, *, shuffled):
-        return real(MiniEpochs(4, (1,), True), edges, seed, which, shuffled=shuffled)
-
-    monkeypatch.setattr(MiniEpochs, "groups", redrawn)
-    said = problems(root, epochs=2, mini_epochs=4, recompose=False)
-    assert min(said) == (1, 0, 0)
-    assert "not one of those of the first epoch" in said[1, 0, 0]
-
-
 def other(self, unit):
     samples, places = POSITIONS(self, unit)
     others = np.setdiff1d(np.arange(len(self.edges) - 1), self.groups)

@@ -219,10 +219,8 @@ class Content:
                     fix="install a newer dsprep",
                 )
             return cls._from_json(json)
-        except FormatError:
-            raise
         except _WRONG as error:
-            raise _unlike(error, where) from error
+            raise error if isinstance(error, FormatError) else _unlike(error, where) from error
 
     @classmethod
     def _from_json(cls, json: Mapping[str, Any]) -> Self:

@@ -301,7 +301,6 @@ class Parts:
     def __init__(self, order: Assignment, mini: MiniEpochs) -> None:
         self._order, self._mini = order, mini
         self._home = np.full(len(order.edges) - 1, -1, np.int64)  # the part that has a group
-        self._first: Ints | None = None  # the same, of the first epoch
 
     def problems(self, mini_pass: Pass, groups: Ints, last: bool) -> list[str]:
         """Return what is wrong with the groups of a pass, the `last` one of its part or not."""
@@ -313,21 +312,13 @@ class Parts:
             if shared or len(np.unique(groups)) < len(groups):
                 lines.append("groups come twice, or are in an earlier mini-epoch as well")
             self._home[groups] = mini_pass.part
-        if not len(groups) and len(self._home):
-            lines.append("the mini-epoch has no group")
         own = np.flatnonzero(self._home == mini_pass.part)
         if not np.array_equal(own, np.sort(groups)):
             lines.append("the groups are not those of the first pass of the mini-epoch")
-        if self._first is not None and not self._mini.recompose:
-            before = self._first[groups]
-            if len(groups) and not np.array_equal(np.flatnonzero(self._first == before[0]), own):
-                lines.append("the mini-epoch is not one of those of the first epoch")
         if last and mini_pass.part == self._mini.parts - 1:
             lost = int(np.diff(self._order.edges)[self._home < 0].sum())
             if lost:
                 lines.append(f"samples that are in no mini-epoch of this epoch: {lost:,}")
-            if self._first is None:
-                self._first = self._home.copy()
         return lines
 
 

@@ -15,7 +15,16 @@ import numpy as np
 from dsprep import executors
 from dsprep.core.memory import allowed_memory
 from dsprep.core.permutation import Permutation
-from dsprep.core.schema import Arena, Array, Batch, Column, Ragged, Schema, differences, has_padding
+from dsprep.core.schema import (
+    Arena,
+    Array,
+    Batch,
+    Column,
+    Ragged,
+    Schema,
+    differences,
+    without_padding,
+)
 from dsprep.errors import UsageError
 from dsprep.formats.base import Opening, Source
 from dsprep.formats.options import not_enough
@@ -343,49 +352,36 @@ def _ranges(source: Source, share: float | None, seed: int) -> Iterator[tuple[in
 
 def differing_samples(a: Batch, b: Batch, schema: Schema) -> Array:
     """Return the numbers, within the batch, of the samples that differ in any field."""
-    bad: Array | None = None
-    for f in schema:
-        rows = _differing_rows(a[f.name], b[f.name])
-        if rows is not None:
-            bad = rows if bad is None else bad | rows
-    return np.flatnonzero(bad) if bad is not None else np.zeros(0, np.int64)
+    masks = [_differing_rows(a[f.name], b[f.name]) for f in schema]
+    return np.flatnonzero(np.logical_or.reduce(masks)) if masks else np.zeros(0, np.int64)
 
 
-def _differing_rows(a: Column, b: Column) -> Array | None:
-    """Return a mask of the samples whose values differ, or None if none does."""
+def _differing_rows(a: Column, b: Column) -> Array:
+    """Return a mask of the samples whose values differ."""
     if not (isinstance(a, Ragged) and isinstance(b, Ragged)):
         return _differing_fixed(np.asarray(a), np.asarray(b))
     wrong: Array = a.lengths != b.lengths
     if not wrong.any():
-        rows = _differing_fixed(a.values, b.values)
-        if rows is None:
-            return None
-        samples = np.searchsorted(a.offsets, np.flatnonzero(rows), "right") - 1
-        wrong[samples] = True
+        rows = np.flatnonzero(_differing_fixed(a.values, b.values))
+        wrong[np.searchsorted(a.offsets, rows, "right") - 1] = True
         return wrong
     for i in np.flatnonzero(~wrong):
         x = a.values[a.offsets[i] : a.offsets[i + 1]]
         y = b.values[b.offsets[i] : b.offsets[i + 1]]
-        wrong[i] = _differing_fixed(x, y) is not None
+        wrong[i] = _differing_fixed(x, y).any()
     return wrong
 
 
-def _differing_fixed(a: Array, b: Array) -> Array | None:
-    """Return which rows of two arrays of one shape differ, or None if none does."""
-    if a.size == 0:
-        return None
-    if a.dtype.names is not None and has_padding(a.dtype):
-        masks = [_differing_fixed(a[n], b[n]) for n in a.dtype.names]
-        given = [m for m in masks if m is not None]
-        anywhere: Array | None = np.logical_or.reduce(given) if given else None
-        return anywhere
-    x, y = _bits(a), _bits(b)
-    if x.shape[1] % 8 == 0 and x.flags.c_contiguous and y.flags.c_contiguous:
-        x, y = x.view(np.uint64), y.view(np.uint64)
-    if np.array_equal(x, y):
-        return None
-    mask: Array = (x != y).any(axis=1)
-    return mask
+def _differing_fixed(a: Array, b: Array) -> Array:
+    """Return a mask of the rows of two arrays of one shape that differ."""
+    if a.size:
+        x, y = _bits(without_padding(a)), _bits(without_padding(b))
+        if x.shape[1] % 8 == 0 and x.flags.c_contiguous and y.flags.c_contiguous:
+            x, y = x.view(np.uint64), y.view(np.uint64)
+        if not np.array_equal(x, y):
+            mask: Array = (x != y).any(axis=1)
+            return mask
+    return np.zeros(len(a), bool)
 
 
 def _bits(array: Array) -> Array:
@@ -407,7 +403,7 @@ def _value(column: Array | Ragged, row: int) -> Array:
 def _first_element(x: Array, y: Array) -> tuple[int, ...] | None:
     """Return the index of the first element that differs, or None."""
     rows = _differing_fixed(x.reshape(-1), y.reshape(-1))
-    if rows is None:
+    if not rows.any():
         return None
     return tuple(int(i) for i in np.unravel_index(int(rows.argmax()), x.shape))
 
