@@ -44,7 +44,8 @@ def choose_fields(
     Parameters
     ----------
     tree
-        The arrays that can be read; each has `nbytes`, too.
+        The arrays that can be read, each with `nbytes`, too; and the groups, with the names of
+        those attributes that are the user's.
     open_rows
         Opens an array as index tables have it, by its path.
     options
@@ -74,16 +75,7 @@ def choose_fields(
     if stated.refused and doubtful:
         reason, fix = stated.refused
         raise SchemaError(reason, where=where, fix=f"{fix}, or name fields: --field NAME")
-    ragged: Routes = {}
-    nested = list[tuple[str, str]]()
-    for group in tree.groups if mode != "none" else ():
-        if group in marked:
-            at = f"{where}, field {group}"
-            ragged[group] = take_own(group, *marked[group], tree, open_rows, at)
-        elif not own:
-            routes, readings = find_tables(tree, group, open_rows)
-            ragged |= routes
-            nested += readings
+    ragged, nested = ({}, []) if mode == "none" else _ragged(tree, open_rows, marked, own, where)
     if nested and not specs:
         raise AmbiguousError("there are lists in lists", nested, where=where, fix=WAY_OUT)
     for path in (p for s in specs for p in (s.path, *(t for e in s.index for t in table_paths(e)))):
@@ -95,11 +87,10 @@ def choose_fields(
     if not specs:
         routes = {n: r for n, r in routes.items() if r[0] not in stated.aside}
     arrays = _sized(routes, tree, stated)
-    notes = [] if specs else stated.notes()
+    errors = {p: r.what if isinstance(r, DsprepError) else r for p, r in refused.items()}
+    reasons = [f"{path}: {reason}" for path, reason in errors.items()]
     if not arrays:
-        reasons = (r.what if isinstance(r, DsprepError) else r for r in refused.values())
-        notes += [f"{path}: {reason}" for path, reason in zip(refused, reasons, strict=True)]
-        problem = "it holds no arrays that can be fields"
+        problem, notes = "it holds no arrays that can be fields", [*stated.notes(), *reasons]
         raise FormatError(problem, where=where, found=listed(notes) or None)
     if doubtful:
         check_arrays(arrays, where)
@@ -111,9 +102,32 @@ def choose_fields(
         grouped=stated.grouped,
         more=partial(indexed, tree, open_rows),
     )
+    notes = [*axis.notes]
+    if not specs:
+        notes = [*stated.notes(), *notes, *(f"left out {reason}" for reason in reasons)]
+        owners = [g for g, names in tree.groups.items() if g and g not in marked and names]
+        if owners:
+            notes.append(f"attributes of {listed(owners)} are not kept")
     others = axis.others or tuple(stated.aside if own else ())
-    axis = replace(axis, notes=(*notes, *axis.notes), others=others)
+    axis = replace(axis, notes=tuple(notes), others=others)
     return axis, {n: routes[n] for n in axis.names}
+
+
+def _ragged(
+    tree: ArrayTree, open_rows: Open, marked: Mapping[str, Any], own: bool, where: object
+) -> tuple[Routes, list[tuple[str, str]]]:
+    """Return the ragged fields by the tables beside them, and the readings of lists in lists."""
+    ragged: Routes = {}
+    nested = list[tuple[str, str]]()
+    for group in tree.groups:
+        if group in marked:
+            at = f"{where}, field {group}"
+            ragged[group] = take_own(group, *marked[group], tree, open_rows, at)
+        elif not own:
+            routes, readings = find_tables(tree, group, open_rows)
+            ragged |= routes
+            nested += readings
+    return ragged, nested
 
 
 def _sized(routes: Routes, tree: ArrayTree, stated: Stated) -> dict[str, Sized]:

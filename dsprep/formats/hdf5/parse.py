@@ -95,7 +95,13 @@ class Fields:
             raise UsageError("--keys-as applies where each group is a sample", where=self._path)
         with hdf5_errors(self._path, "the fields cannot be found"):
             axis, routes = choose_fields(
-                ArrayTree(self._datasets, contents.groups),
+                ArrayTree(
+                    self._datasets,
+                    {
+                        path: names if has_attributes(names) and "CLASS" not in names else ()
+                        for path, names in contents.groups.items()
+                    },
+                ),
                 self._open,
                 options,
                 self._path,
@@ -104,7 +110,10 @@ class Fields:
                 marked=self._marked(),
                 refused=contents.left_out,
             )
-        fields, notes = dict[str, AnyField](), [*axis.notes]
+        fields, notes = (
+            dict[str, AnyField](),
+            [note for note in axis.notes if not note.endswith(NOTHING)],
+        )
         if contents.elsewhere:
             notes.append(f"values are in other files: {samples.listed([*contents.elsewhere])}")
         for name, route in routes.items():
@@ -112,8 +121,6 @@ class Fields:
             if field is not None:
                 fields[name] = field
         if not self._specs:
-            left_out = contents.left_out.items()
-            notes += [f"left out {p}: {r}" for p, r in left_out if not r.endswith(NOTHING)]
             notes += samples.unapplied({n: f.field.attrs for n, f in fields.items()})
             notes += self._losses(fields)
         attrs = {**self._attributes("the file", contents.file)}
@@ -231,7 +238,7 @@ class Fields:
         return read_attributes(self._contents.open(path), self._contents.heaps.sound)[0]
 
     def _losses(self, fields: dict[str, AnyField]) -> list[str]:
-        """Return notes on the attributes of groups, and the names of enum members."""
+        """Return notes on groups without datasets, and the names of enum members."""
         notes = []
         filled = {
             "/".join(p.split("/")[:k]) for p in self._datasets for k in range(p.count("/") + 1)
@@ -239,14 +246,6 @@ class Fields:
         groups = self._contents.groups
         if empty := sorted(groups.keys() - filled - {""}, key=samples.natural_key):
             notes.append(f"{samples.listed(empty)}: groups without datasets")
-        owners = [
-            path
-            for path, names in groups.items()
-            if path and KIND_ATTRIBUTE not in names and "CLASS" not in names
-            if has_attributes(names)
-        ]
-        if owners:
-            notes.append(f"attributes of {samples.listed(owners)} are not kept")
         if enums := [name for name in self._contents.enums if name in fields]:
             notes.append(f"enum names of {samples.listed(enums)} are not kept")
         return notes

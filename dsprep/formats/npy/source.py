@@ -59,7 +59,8 @@ def open_numpy(path: Path, options: OpenOptions, hint: Schema | None) -> Located
 
         _check(inside, specs, options, path)
         options = replace(options, fields=specs)
-        axis, routes = choose_fields(ArrayTree(inside.arrays, {"": ()}), open_rows, options, path)
+        tree = ArrayTree(inside.arrays, {"": ()})
+        axis, routes = choose_fields(tree, open_rows, options, path, refused=inside.refused)
         parsed = _parsed(axis, routes, inside, hint)
         values = {name: inside.arrays[name] for name, _ in routes.values()}
         members = [a.member for a in values.values() if a.member and a.nbytes <= PROVED]
@@ -139,12 +140,11 @@ def _parsed(axis: SampleAxis, routes: Routes, inside: Arrays, hint: Schema | Non
             continue
         fields[n] = _field(n, array, known.get(n), axis.whole_file)
         columns[n] = array.column(whole_file=axis.whole_file, ragged=fields[n].ragged)
-    refused = [f"left out {name}: {error.what}" for name, error in inside.refused.items()]
     return Parsed(
         version=inside.version,
         fields=fields,
         layout=FileLayout(axis.count, columns=columns),
-        notes=(*inside.notes, *refused, *axis.notes),
+        notes=(*inside.notes, *axis.notes),
         others=axis.others,
     )
 

@@ -64,7 +64,7 @@ def parse(store: Store, options: OpenOptions) -> Parsed:
         if not (options.fields or isinstance(error, NoField)):
             raise error
     axis, routes = choose_fields(
-        ArrayTree(arrays, {name: tuple(attrs) for name, attrs in groups.items()}),
+        ArrayTree(arrays, {name: tuple(from_json(attrs)) for name, attrs in groups.items()}),
         arrays.__getitem__,
         options,
         path,
@@ -88,8 +88,6 @@ def parse(store: Store, options: OpenOptions) -> Parsed:
     if not fields:
         raise FormatError("no array can be a field", where=path, found="; ".join(notes))
     if not options.fields:
-        notes += [f"left out {n}: {e.what}" for n, e in refused.items()]
-        notes += unkept(groups, [*fields.values()])
         notes += samples.unapplied({n: f.field.attrs for n, f in fields.items()})
     zipped = isinstance(store, Zip)
     return Parsed(
@@ -196,16 +194,3 @@ def walk(store: Store) -> tuple[Arrays, Groups]:
 
 
 # --- notes -----------------------------------------------------------------------------------
-
-
-def unkept(groups: Groups, fields: Sequence[AnyField]) -> list[str]:
-    """Return the note on attributes of groups that do not become part of the samples, if any."""
-    names = {field.field.name for field in fields}
-    paths = [array.meta.path for field in fields for array in arrays_of(field)]
-    owners = [
-        group
-        for group, attrs in groups.items()
-        if group and group not in names and from_json(attrs)
-        if any(path.startswith(f"{group}/") for path in paths)
-    ]
-    return [f"attributes of {samples.listed(owners, 8)} are not kept"] if owners else []
