@@ -114,7 +114,11 @@ def choose_fields(
 
 
 def _ragged(
-    tree: ArrayTree, open_rows: Open, marked: Mapping[str, Any], own: bool, where: object
+    tree: ArrayTree,
+    open_rows: Open,
+    marked: Mapping[str, tuple[Any, Any]],
+    own: bool,
+    where: object,
 ) -> tuple[Routes, list[tuple[str, str]]]:
     """Return the ragged fields by the tables beside them, and the readings of lists in lists."""
     ragged: Routes = {}
