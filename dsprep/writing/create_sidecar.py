@@ -146,7 +146,7 @@ def describe(
 ) -> Made:
     """Return the sidecar of a file of so many samples that `writer` has just completed.
 
-    If the last sample is given, it is read back by the layout of the writer.
+    If the last sample is given, it is read back by the layout.
 
     The file is looked through where the writer does not know its layout. Where samples have no
     offsets the sidecar says nothing of their places. It is the writer's alone, but file systems may
@@ -168,11 +168,11 @@ def _describe(
     try:
         if layout is not None:
             layout = fit.fit(layout)
-            if last is not None:
-                _prove(layout, schema, path, opened, last)
         else:
             with Dataset(format, [path], OpenOptions(), schema) as source:
                 layout = _fitted(source)
+        if last is not None and samples:
+            _prove(layout, schema, path, opened, last)
         if groups is not None and samples:
             layout = _with_rest(replace(layout, groups=fit.fit_groups(groups)), opened)
         return _made(Content(format.name, schema, ()), [path], [(layout, identity, None)], path)
