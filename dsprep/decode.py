@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from dsprep.core.schema import Array, DType
-from dsprep.errors import MissingExtra, UsageError
+from dsprep.errors import MissingExtra, UsageError, require
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """Of a random crop: its share of the area, and its width by its height, as in training on
@@ -95,15 +95,15 @@ class image:
         dtype: Literal["uint8", "uint16"] = "uint8",
     ) -> None:
         height, width = (size, size) if isinstance(size, int) else size
-        if min(height, width) < 1:
-            raise UsageError(f"size is {size}", expected="pixels, at least 1")
-        if crop not in ("random", "center", None) or layout not in ("chw", "hwc"):
-            raise UsageError(
-                f"crop is {crop!r}, layout is {layout!r}",
-                expected='crop "random", "center" or None; layout "chw" or "hwc"',
-            )
-        if dtype not in ("uint8", "uint16"):
-            raise UsageError(f"dtype is {dtype!r}", expected='"uint8" or "uint16"')
+        expected = "pixels, at least 1"
+        require(min(height, width) >= 1, UsageError, f"size is {size}", expected=expected)
+        for option, value, values in (
+            ("crop", crop, ("random", "center", None)),
+            ("layout", layout, ("chw", "hwc")),
+            ("dtype", dtype, ("uint8", "uint16")),
+        ):
+            expected = "one of " + ", ".join(map(repr, values))
+            require(value in values, UsageError, f"{option} is {value!r}", expected=expected)
         self.size, self.crop, self.flip = (height, width), crop, flip
         self.field, self.name, self.layout = field, name, layout
         shape = (3, height, width) if layout == "chw" else (height, width, 3)
@@ -130,11 +130,8 @@ class image:
             data = sample[self.field]
         else:
             blobs = [value for value in sample.values() if isinstance(value, bytes)]
-            if len(blobs) != 1:
-                raise UsageError(
-                    f"{len(blobs)} of the fields are bytes",
-                    fix="name the one with the image: field=",
-                )
+            words, fix = f"{len(blobs)} of the fields are bytes", "name the image's: field="
+            require(len(blobs) == 1, UsageError, words, fix=fix)
             data = blobs[0]
         return data if isinstance(data, bytes) else np.ascontiguousarray(data).tobytes()
 

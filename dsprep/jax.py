@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import Array, DType, Ragged, is_extension
-from dsprep.errors import MissingExtra, UnsupportedError, UsageError
+from dsprep.errors import MissingExtra, UnsupportedError, UsageError, require
 from dsprep.reader.adapters import Ahead, B, ReaderLoops, Values, check_fields, mapped, native
 from dsprep.reader.data import Paths
 from dsprep.reader.loader import Reader
@@ -94,18 +94,13 @@ class Batches(ReaderLoops[B]):
         self._sharding = sharding
         if not self.reader.transforms:
             check_fields(self.reader.schema, takes, "JAX")
-        if self.reader.remainder == "ragged" and self._global():
-            raise UsageError(
-                "arrays over several processes need batches of the same size",
-                fix='give remainder="drop" or remainder="pad"',
-            )
-
-    def _global(self) -> bool:
-        """Return whether arrays reach beyond this process."""
-        kinds = self._sharding.values() if isinstance(self._sharding, Mapping) else [self._sharding]
-        return any(
-            isinstance(s, jax.sharding.Sharding) and not s.is_fully_addressable for s in kinds
-        )
+        kinds = sharding.values() if isinstance(sharding, Mapping) else [sharding]
+        kinds = [s for s in kinds if isinstance(s, jax.sharding.Sharding)]
+        is_global = not all(s.is_fully_addressable for s in kinds)  # beyond this process
+        words = "arrays over several processes need batches of the same size"
+        fix = 'give remainder="drop" or remainder="pad"'
+        is_even = self.reader.remainder != "ragged" or not is_global
+        require(is_even, UsageError, words, fix=fix)
 
     def __iter__(self) -> Iterator[B]:
         """Return the batches of the next epoch, or of what is left of it."""

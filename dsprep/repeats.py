@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsprep.errors import FormatError, UsageError
+from dsprep.errors import FormatError, UsageError, require
 
 MAX_NBYTES = 64 << 20
 """No file of repeats is larger."""
@@ -43,12 +43,10 @@ class Scored:
     most: int = 64
 
     def __post_init__(self) -> None:
-        if not self.score:
-            raise UsageError("the score has no metric", expected='such as score={"loss": 1.0}')
-        if not 1 <= self.least <= self.most:
-            raise UsageError(
-                f"least and most are {self.least} and {self.most}", expected="1 <= least <= most"
-            )
+        expected = 'such as score={"loss": 1.0}'
+        require(self.score, UsageError, "the score has no metric", expected=expected)
+        words, expected = f"least and most are {self.least} and {self.most}", "1 <= least <= most"
+        require(1 <= self.least <= self.most, UsageError, words, expected=expected)
 
     def enough(self, reports: Sequence[Mapping[str, float]]) -> bool:
         """Return whether a mini-epoch has been passed often enough.
@@ -70,12 +68,9 @@ class Scored:
 
     def _score(self, report: Mapping[str, float]) -> float:
         lacking = self.score.keys() - report.keys()
-        if lacking:
-            raise UsageError(
-                f"the metric {min(lacking)} was not reported",
-                expected=", ".join(self.score),
-                found=", ".join(report) or "nothing",
-            )
+        facts = {"expected": ", ".join(self.score), "found": ", ".join(report) or "nothing"}
+        words = f"the metric {min(lacking, default=None)} was not reported"
+        require(not lacking, UsageError, words, **facts)
         total = math.fsum(weight * report[name] for name, weight in self.score.items())
         if not math.isfinite(total):
             raise UsageError("a metric is not a finite number", found=str(dict(report)))

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import Array, Batch, Column, DType, Ragged, is_extension
-from dsprep.errors import MissingExtra, UnsupportedError, UsageError
+from dsprep.errors import MissingExtra, UnsupportedError, UsageError, require
 from dsprep.reader.adapters import native
 from dsprep.reader.data import Paths
 from dsprep.reader.loader import Reader
@@ -98,11 +98,10 @@ def dataset(
     if step > steps:
         raise UsageError(f"step is {step}", expected=f"at most {steps}, the steps of an epoch")
     known = transformed(reader.schema, reader.transforms) if output_signature is None else None
-    if known is None and (output_signature is None or not reader.transforms):
-        raise UsageError(
-            "output_signature and a function as transform, or collate, belong together",
-            fix="give both: TensorFlow has to know in advance what the function returns",
-        )
+    is_known = known is not None or (output_signature is not None and reader.transforms)
+    words = "output_signature and a function as transform, or collate, belong together"
+    fix = "give both: TensorFlow has to know in advance what the function returns"
+    require(is_known, UsageError, words, fix=fix)
     if known is not None:
         batch, varying = known
         output_signature = {n: _signature(n, c, size, varying.get(n)) for n, c in batch.items()}
@@ -134,11 +133,9 @@ class _Readers:
         self._lock = threading.Lock()
         self._busy = False
         self.first = Reader(**arguments)
-        if hasattr(self.first.repeats, "enough"):
-            raise UsageError(
-                "TensorFlow takes batches before they are used, so repeats cannot adapt",
-                fix="give repeats as numbers or a function, or use dsprep.Reader",
-            )
+        words = "TensorFlow takes batches before they are used, so repeats cannot adapt"
+        fix = "give repeats as numbers or a function, or use dsprep.Reader"
+        require(not hasattr(self.first.repeats, "enough"), UsageError, words, fix=fix)
 
     def loop(self) -> Iterator[Batch]:
         """Yield the batches of the next iteration."""
@@ -183,11 +180,9 @@ def takes(dtype: DType) -> bool:
 def _signature(name: str, column: Column, size: int | None, varying: int | None) -> Any:
     """Return the kind of tensor, or of a pair of them, that `_plain` gives for a field."""
     values: Array = column.values if isinstance(column, Ragged) else column
-    if not takes(values.dtype):
-        raise UnsupportedError(
-            f"TensorFlow has no dtype for field {name}: {values.dtype}",
-            fix="name other fields with fields=, or give a transform= and its output_signature=",
-        )
+    words = f"TensorFlow has no dtype for field {name}: {values.dtype}"
+    fix = "name other fields with fields=, or give a transform= and its output_signature="
+    require(takes(values.dtype), UnsupportedError, words, fix=fix)
     is_text = values.dtype.kind in "SU" and not is_extension(values.dtype)
     kind = tf.string if is_text else tf.as_dtype(values.dtype.newbyteorder("="))
     if not isinstance(column, Ragged):

@@ -40,7 +40,7 @@ from typing import Any, Self
 import numpy as np
 
 from dsprep.core.schema import Array, Column, DType, Ragged, Schema, is_extension
-from dsprep.errors import MissingExtra, UnsupportedError, UsageError
+from dsprep.errors import MissingExtra, UnsupportedError, UsageError, require
 from dsprep.reader.adapters import Ahead, B, ReaderLoops, Values, check_fields, mapped, native
 from dsprep.reader.data import Paths, absolute, open_data
 from dsprep.reader.each import Collate
@@ -184,12 +184,9 @@ class Batches(ReaderLoops[B], IterableDataset[B]):
         UsageError
             If workers were to read them.
         """
-        if get_worker_info() is not None:
-            raise UsageError(
-                "batches are read by threads of this process, not by workers",
-                fix="use num_workers=0, which is faster; for a slow transform of each sample, take "
-                "dsprep.torch.Samples",
-            )
+        words = "batches are read by threads of this process, not by workers"
+        fix = "use num_workers=0, which is faster; for a slow transform, take dsprep.torch.Samples"
+        require(get_worker_info() is None, UsageError, words, fix=fix)
         return self._noted(self._host() if self._device.type == "cpu" else self._fed())
 
     def _host(self) -> Generator[Any, None, None]:
@@ -325,11 +322,9 @@ class Samples(Dataset[Any]):
             If the data were written to since they were opened.
         """
         if not hasattr(index, "__index__"):
-            if self._transforms:
-                raise UsageError(
-                    "a transform takes one sample, not a batch",
-                    fix="give the DataLoader a batch_size, or a batch_sampler",
-                )
+            fix = "give the DataLoader a batch_size, or a batch_sampler"
+            words = "a transform takes one sample, not a batch"
+            require(not self._transforms, UsageError, words, fix=fix)
             return mapped(_leaf, self._sidecar().read(self._numbers(index), self._names))
         return self.__getitems__([operator.index(index)])[0]
 
@@ -354,12 +349,9 @@ class Samples(Dataset[Any]):
             opened = open_data(self._path, self._data)
             facts = replace(opened.content, lineage={}).to_json()
             stated = hashlib.blake2b(json.dumps(facts).encode()).digest()
-            if stated != (self._stated or stated):
-                raise UsageError(
-                    "the sidecar was written again since these samples were first opened",
-                    where=opened.path,
-                    fix="make Samples anew",
-                )
+            is_same, fix = stated == (self._stated or stated), "make Samples anew"
+            words = "the sidecar was written again since these samples were first opened"
+            require(is_same, UsageError, words, where=opened.path, fix=fix)
             self._stated, self._opened = stated, (os.getpid(), opened)
         return self._opened[1]
 
@@ -452,23 +444,19 @@ def _is_initialized() -> bool:
 
 def _device(name: str | torch.device) -> torch.device:
     """Return a device that there is; a GPU with its number."""
+    words, expected = f"device is {name!r}", "cpu, cuda or cuda:N"
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
-        raise UsageError(f"device is {name!r}", expected="cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(
-            f"device is {name!r}", expected="cpu, cuda or cuda:N", fix="copy from the CPU"
-        )
+        raise UsageError(words, expected=expected) from error
+    is_known = device.type in ("cpu", "cuda")
+    require(is_known, UsageError, words, expected=expected, fix="copy from the CPU")
     if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise UsageError(f"device is {name!r}, but PyTorch sees no GPU here")
-        count = torch.cuda.device_count()
-        device = torch.device(
-            "cuda", torch.cuda.current_device() if device.index is None else device.index
-        )
-        if device.index >= count:
-            raise UsageError(f"device is {name!r}", expected=f"one of {count} GPUs")
+        is_there = torch.cuda.is_available()
+        require(is_there, UsageError, f"{words}, but PyTorch sees no GPU here")
+        count, index = torch.cuda.device_count(), device.index
+        device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
+        require(device.index < count, UsageError, words, expected=f"one of {count} GPUs")
     return device
 
 
