@@ -87,18 +87,15 @@ def test_each_sample_of_a_part_comes_as_often_as_it_is_passed(grouped, task, rep
     assert any("wrong samples" in p for p in other.problems)
 
 
-@pytest.mark.parametrize("cold", [False, True])
-def test_ranks_that_begin_anew_remove_what_they_shared_once_all_have_closed_it(
-    grouped, task, cold, monkeypatch
-):
+def test_ranks_share_a_copy_that_is_removed_in_the_end(grouped, task):
     path, expected = grouped
-    asked = task("cache-first", epochs=3, cold=cold, ranks=2)
+    asked = task("cache-first", epochs=3, ranks=2)
     results = running.run(asked)
     assert isinstance(results, list), results
     found = row(asked, [results], expected)
-    assert [p for p in found.problems if "cold" not in p] == []
-    assert cold or found.median("hit_percent") == 100
-    assert cold or found.median("copied_bytes") >= stored(path)
+    assert found.problems == ()
+    assert found.median("hit_percent") == 100
+    assert found.median("copied_bytes") >= stored(path)
     assert list(asked.tier.iterdir()) == []
 
 

@@ -152,10 +152,6 @@ def _checked(task: Task, strategy: Strategy, number: int) -> tuple[int, int]:
     return total % 2**64, samples
 
 
-class BrokenOff(Exception):
-    """The benchmark has ended while this process waited at the gate."""
-
-
 def main() -> None:
     """Run the task that comes through the socket."""
     line: Connection[Any, Any] = Connection(int(sys.argv[1]))
@@ -165,8 +161,8 @@ def main() -> None:
             line.send(None)
             try:
                 line.recv()
-            except EOFError as error:
-                raise BrokenOff from error
+            except EOFError:  # the benchmark has ended
+                os._exit(1)
 
     message: Result | str
     try:
@@ -174,7 +170,7 @@ def main() -> None:
         message = run(task, Strategy(task, find(task.strategy).load()), wait)
     except DsprepError as error:
         message = str(error)
-    except (BrokenOff, BrokenPipeError, ConnectionResetError):
+    except (BrokenPipeError, ConnectionResetError):
         os._exit(1)
     except Exception as error:
         message = " ".join(f"{type(error).__name__}: {error}".split())[:500]

@@ -6,11 +6,9 @@ its part of what all streams together get. What the storage here takes is a part
 
 from __future__ import annotations
 
-import io
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeAlias
 
 from typing_extensions import override
@@ -61,17 +59,3 @@ class DelayedEngine(Engine):
         if file.original is None:
             self._delay(nbytes, calls)
         return calls, nbytes
-
-
-class DelayedFile(io.FileIO):
-    """A file that is read from its beginning to its end, in large parts."""
-
-    def __init__(self, path: Path, delay: Delay) -> None:
-        super().__init__(path)
-        self._delay = delay
-
-    @override
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        nbytes = super().readinto(buffer)
-        self._delay(nbytes, 1)
-        return nbytes

@@ -141,11 +141,17 @@ def plan_read(
     if not requested:
         impossible = plans[0].impossible
         notes += [f"not read as {form}: {reason}" for form, reason in impossible.items()]
-        excess = _not_today(names, plans[0]) - {baseline}
+        # Of the ways of today, those of a form that the dataset does not have; in place, if it has.
+        ways = {n for n in names if n in TODAY.get(plans[0].source, ())}
+        is_plain = any(find(n).container in plans[0].in_place for n in ways)
+        excess = ({IN_PLACE} if is_plain else ways) - {baseline}
         excess |= {name for name in names if find(name).container in impossible}
         names = tuple(name for name in names if name not in excess)
-        unused = set(needed) - {find(name).container for name in names}
-        plans = [plan.without(unused) for plan in plans]
+        used = {find(name).container for name in names}
+        plans = [
+            replace(plan, forms={n: form for n, form in plan.forms.items() if n in used})
+            for plan in plans
+        ]
     notes += [n for plan in plans for n in plan.notes]
     return Work(
         names=names,
@@ -263,15 +269,6 @@ def _limits(settings: Settings, limit: str | None) -> tuple[int | None, int | No
         return (None if limit == "all" else parse_nbytes(limit)), None
     seconds = 0.0 if settings.storage is None else parse_storage(settings.storage).alone(0)
     return LIMIT_NBYTES, int(PATIENCE / seconds) if seconds else None
-
-
-def _not_today(names: Sequence[str], plan: scratch.Preparation) -> set[str]:
-    """Return which ways nobody reads the dataset by today: those of a form that it does not have.
-
-    Where it has the form that its format's own ways read, reading it in place is one of them.
-    """
-    ways = {n for n in names if n in TODAY.get(plan.source, ())}
-    return {IN_PLACE} if any(find(n).container in plan.in_place for n in ways) else ways
 
 
 def _check(settings: Settings, names: Sequence[str], swept: str) -> None:

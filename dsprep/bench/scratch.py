@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -109,11 +109,6 @@ class Preparation:
     def chosen(self, source: Source) -> Source:
         """Return the source of the samples that are taken."""
         return source if self.numbers is None else DerivedSource(source, self.numbers)
-
-    def without(self, names: Iterable[str]) -> Preparation:
-        """Return the plan without some forms."""
-        kept = {name: form for name, form in self.forms.items() if name not in names}
-        return replace(self, forms=kept)
 
 
 def plan(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -94,19 +95,14 @@ def _has_records(name: str, content: Content, file: Path) -> bool:
 
 def _is_plain(name: str, file: Path, source: Source) -> bool:
     """Return whether each field is an array of its name, one row per sample."""
-    if name == "hdf5":
-        import h5py
-
-        with h5py.File(file, "r") as root:
-            return _holds(root, source)
+    import h5py
     import zarr
 
-    return _holds(zarr.open_group(str(file), mode="r"), source)
-
-
-def _holds(root: Any, source: Source) -> bool:
-    return all(
-        f.kind == "array"
-        and (root[f.name].shape, root[f.name].dtype) == ((len(source), *f.shape), f.dtype)
-        for f in source.schema
-    )
+    is_file = name == "hdf5"
+    opened: Any = h5py.File(file) if is_file else nullcontext(zarr.open_group(file, mode="r"))
+    with opened as root:
+        return all(
+            f.kind == "array"
+            and (root[f.name].shape, root[f.name].dtype) == ((len(source), *f.shape), f.dtype)
+            for f in source.schema
+        )

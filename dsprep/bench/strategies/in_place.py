@@ -6,7 +6,6 @@ library of the format, in files that stay open.
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import re
@@ -20,7 +19,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dsprep.bench.delays import Delay, DelayedFile, delay_of
+from dsprep.bench.delays import Delay, delay_of
 from dsprep.bench.strategies.base import Way
 from dsprep.bench.sums import nbytes_of
 from dsprep.bench.task import Task
@@ -94,9 +93,12 @@ def _in_shard(
 ) -> Iterator[Contents]:
     key, index, last = "", -1, max(numbers)
     contents: dict[str, bytes] = {}
-    file = io.BufferedReader(DelayedFile(path, delay), AHEAD)
-    with file, tarfile.open(fileobj=file, mode="r|") as archive:
+    read = 0  # bytes, which come by large reads
+    with tarfile.open(path, "r|") as archive:
         for member in archive:
+            if member.offset - read >= AHEAD:
+                delay(member.offset - read, 1)
+                read = member.offset
             archive.members.clear()  # type: ignore[attr-defined]  # or it keeps all
             name = _MEMBER.fullmatch(member.name)
             if not name or not member.isfile() or _META.match(member.name):

@@ -63,8 +63,9 @@ class Stored:
         """Return several samples, read one by one."""
         samples = [self.sample(i) for i in indices.tolist()]
         if not self.field.ragged:
-            return np.stack(samples)
-        rows = np.concatenate([np.empty((0, *self.field.inner), self.field.dtype), *samples])
+            return np.stack(samples, dtype=self.field.dtype)
+        none = np.empty((0, *self.field.inner), self.field.dtype)
+        rows = np.concatenate([none, *samples], dtype=self.field.dtype)
         return Ragged.from_lengths(rows, self._count[indices], self.field.kind)
 
 
