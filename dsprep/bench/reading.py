@@ -141,12 +141,7 @@ def plan_read(
     if not requested:
         impossible = plans[0].impossible
         notes += [f"not read as {form}: {reason}" for form, reason in impossible.items()]
-        # Of the ways of today, those of a form that the dataset does not have; in place, if it has.
-        ways = {n for n in names if n in TODAY.get(plans[0].source, ())}
-        is_plain = any(find(n).container in plans[0].in_place for n in ways)
-        excess = ({IN_PLACE} if is_plain else ways) - {baseline}
-        excess |= {name for name in names if find(name).container in impossible}
-        names = tuple(name for name in names if name not in excess)
+        names = _suited(names, plans[0], baseline)
         used = {find(name).container for name in names}
         plans = [
             replace(plan, forms={n: form for n, form in plan.forms.items() if n in used})
@@ -269,6 +264,19 @@ def _limits(settings: Settings, limit: str | None) -> tuple[int | None, int | No
         return (None if limit == "all" else parse_nbytes(limit)), None
     seconds = 0.0 if settings.storage is None else parse_storage(settings.storage).alone(0)
     return LIMIT_NBYTES, int(PATIENCE / seconds) if seconds else None
+
+
+def _suited(
+    names: Sequence[str], plan: scratch.Preparation, baseline: str | None
+) -> tuple[str, ...]:
+    """Return the ways of a form that the dataset can have, of those of today one that it has.
+
+    Where it has the form that its format's own ways read, reading it in place is one of them.
+    """
+    ways = {n for n in names if n in TODAY.get(plan.source, ())}
+    is_plain = any(find(n).container in plan.in_place for n in ways)
+    excess = ({IN_PLACE} if is_plain else ways) - {baseline}
+    return tuple(n for n in names if n not in excess and find(n).container not in plan.impossible)
 
 
 def _check(settings: Settings, names: Sequence[str], swept: str) -> None:
