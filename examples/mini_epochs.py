@@ -97,7 +97,7 @@ def train(
     path: Path, other: tuple[np.ndarray, np.ndarray], seed: int, passes: int, **reading: Any
 ) -> tuple[float, float]:
     """Return the loss on other samples, and which share of its own the model has seen."""
-    parts, repeats = reading["mini_epochs"], reading["repeats"]
+    parts, repeats = reading["mini_epochs"].parts, reading["repeats"]
     reading["epochs"] = -(-passes // repeats)  # the Reader counts how often all parts come
     with dsprep.Reader(path, seed=seed, rank=0, world_size=1, buffers_mixed=8, **reading) as reader:
         model, seen, done = Model(seed), np.zeros(reader.samples, bool), 0

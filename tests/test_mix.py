@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import multiprocessing
 import threading
 import warnings
@@ -157,7 +158,7 @@ def test_batches_of_all_readers(data: list[Path]) -> None:
     ]
 
 
-def test_readers_share_threads_and_memory(data: list[Path]) -> None:
+def test_readers_divide_threads_and_memory(data: list[Path]) -> None:
     plain = readers(data, epochs=None)
     own = dsprep.Reader(data[0], 10, epochs=None, io_threads=3, buffers=7)
     alone = dsprep.Reader(data[0], 10, epochs=None)
@@ -167,14 +168,11 @@ def test_readers_share_threads_and_memory(data: list[Path]) -> None:
         next(batches := iter(mix))
         pipelines = [reader._running._source for reader in (*plain, own)]  # type: ignore[union-attr]
         settings_ = [pipeline._settings for pipeline in pipelines]  # type: ignore[attr-defined]
-        assert settings_[0].io is settings_[1].io is mix._io
-        assert mix._io.count == max(r.choice.threads for r in (*plain, own))
-        assert (settings_[2].io, settings_[2].threads, settings_[2].buffers) == (None, 3, 7)
-        whole = alone._settings.buffers
-        assert [s.buffers for s in settings_[:2]] == [max(2, int(whole * 0.4))] * 2
-        assert len(mix._io._threads) == mix._io.count
+        assert (settings_[2].threads, settings_[2].buffers) == (3, 7)
+        whole = alone._settings
+        assert [s.buffers for s in settings_[:2]] == [max(2, int(whole.buffers * 0.4))] * 2
+        assert [s.threads for s in settings_[:2]] == [math.ceil(whole.threads * 0.4)] * 2
         assert sum(len(batch["i"]) for batch in itertools.islice(batches, 200)) == 2000
-    assert not mix._io._threads
     assert not [t for t in threading.enumerate() if t.name.startswith("dsprep-")]
 
 

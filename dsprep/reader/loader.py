@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
@@ -18,7 +19,6 @@ from dsprep.reader.adaptive import Adaptive
 from dsprep.reader.cached import ReaderCache
 from dsprep.reader.data import open_data
 from dsprep.reader.defaults import Choice, cores_of
-from dsprep.reader.io_threads import IoThreads
 from dsprep.reader.ledger import EpochStats, Ledger
 from dsprep.reader.memory import Allocate, anonymous
 from dsprep.reader.mini_epochs import Pass, Policy
@@ -219,7 +219,7 @@ class Reader(ReaderOptions):
         capacity = min(self.batch_size, largest)
         self._filler = Filler(self._sidecar, self.schema.names, capacity, self.verify)
         self._pools: Pools | None = None
-        self._shared: tuple[IoThreads, float] | None = None
+        self._share = 1.0
         self._transforming: Transforming | None = None
         self._batches: Callable[[], Batches | None] = lambda: None  # the last loop, if it is there
         self._node = None
@@ -348,23 +348,21 @@ class Reader(ReaderOptions):
         if self._is_looping():
             raise UsageError("the reader is being iterated", fix=f"{action} before the loop")
 
-    def share_threads(self, io: IoThreads, share: float) -> None:
-        """Read by threads of several readers, and with a share of the buffers, from the next loop.
+    def take_share(self, share: float) -> None:
+        """Read with a share of the threads and buffers from the next loop.
 
-        What was given as `io_threads` or `buffers` holds; so do a reader's own threads with
-        `stagger`, for which they would wait. It takes two buffers at least.
+        What was given as `io_threads` or `buffers` holds. It takes two buffers at least.
         """
-        self._shared = io, share
+        self._share = share
 
     def _pipeline(self, legs: Callable[[], Iterator[EpochSegment]]) -> Pipeline:
         """Start reading in this process."""
         settings = self._settings
-        if self._shared is not None:
-            io, share = self._shared
+        if self._share < 1:
             if self.buffers is None:
-                settings = replace(settings, buffers=max(2, int(settings.buffers * share)))
-            if self.io_threads is None and self.stagger is None:
-                settings = replace(settings, threads=io.count, io=io)
+                settings = replace(settings, buffers=max(2, int(settings.buffers * self._share)))
+            if self.io_threads is None:
+                settings = replace(settings, threads=math.ceil(settings.threads * self._share))
         if self._pools is None:
             self._pools = Pools(self._filler, replace(settings, allocate=self.allocate))
         return Pipeline(self._filler, legs, settings, self._pools, self._ledger)

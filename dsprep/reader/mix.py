@@ -10,7 +10,6 @@ import numpy as np
 
 from dsprep.core.schema import Ints, concatenate, differences
 from dsprep.errors import SchemaError, UsageError
-from dsprep.reader.io_threads import IoThreads
 from dsprep.reader.loader import Reader
 from dsprep.reader.mini_epochs import derive
 from dsprep.reader.options import at_least, check_word
@@ -34,9 +33,9 @@ class Mix:
     next epoch, and one that did not with the rest of its own. It reads ahead of that between two
     loops, until `close`, or until a loop is left early.
 
-    The readers share threads and memory: those of one reader with default arguments, the buffers
-    divided by the shares, two for each at least. A reader that was given `io_threads` has threads
-    of its own, and one that was given `buffers` has that many.
+    The readers divide the threads and the buffers of one reader with default arguments by the
+    shares: each has one thread and two buffers at least. A reader that was given `io_threads` or
+    `buffers` has that many.
 
     Parameters
     ----------
@@ -114,9 +113,6 @@ class Mix:
         """Reset what is under way, at first and in a forked child."""
         self._pid = os.getpid()
         self._loops: dict[int, Iterator[Any]] = {}  # of readers that are within an epoch
-        inner = [getattr(reader, "reader", reader) for reader in self.readers]
-        own = [reader.choice.threads for reader in inner if isinstance(reader, Reader)]
-        self._io = IoThreads(max(own, default=1))
 
     def _check_within(self) -> None:
         """Raise `UsageError` unless readers give the parts of batches that can be joined."""
@@ -222,10 +218,10 @@ class Mix:
                 self._end_loops()
 
     def _begin(self, i: int) -> Iterator[Any]:
-        """Begin a loop of a reader, with the threads of the mix."""
+        """Begin a loop of a reader, with its share of threads and memory."""
         reader = getattr(self.readers[i], "reader", self.readers[i])
         if isinstance(reader, Reader):
-            reader.share_threads(self._io, self.shares[i])
+            reader.take_share(self.shares[i])
         loop: Iterator[Any] = iter(self.readers[i])
         return loop
 

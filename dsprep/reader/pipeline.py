@@ -32,7 +32,6 @@ from dsprep.errors import DsprepError, FormatError, ReadError, UsageError
 from dsprep.reader.cached import ReaderCache, Reading, Staged
 from dsprep.reader.engines import Engine
 from dsprep.reader.filling import Fill, ReadPart, Slice
-from dsprep.reader.io_threads import IoThreads
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
 from dsprep.reader.order import Assignment, EpochSegment
@@ -63,7 +62,6 @@ class Settings:
     closed, and raises `Stopped` then."""
     ahead: bool = True  # whether a unit is read before the consumer waits for it
     cache: ReaderCache | None = None
-    io: IoThreads | None = None  # that read, for other pipelines too; None: some of its own
 
     @property
     def parts(self) -> int:
@@ -181,21 +179,21 @@ class Pipeline:
             pool.start()
         self._requests: SimpleQueue[bool] = SimpleQueue()  # units that the consumer waits for
         self._fills: SimpleQueue[Fill | None] = SimpleQueue()
-        self._jobs: SimpleQueue[tuple[int, Fill, ReadPart]] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[int, Fill, ReadPart] | None] = SimpleQueue()
         self._lock, self._ending = threading.Lock(), threading.RLock()
         self._planned = self._taken = 0  # fills
         self._hungry = False
         self._reading: Reading | None = None
         self._ready: deque[Slice] = deque()
         self.closed = False
-        self._io = settings.io or IoThreads(settings.threads)
-        self._active: set[int] = set()  # threads that are at work for this
-        self._left: SimpleQueue[None] = SimpleQueue()  # by each of them, once this is closed
-        self._planner = threading.Thread(target=self._plan, name="dsprep-plan", daemon=True)
+        self._threads: list[threading.Thread] = []
         self._pid = os.getpid()
+        works = [(f"dsprep-read-{i}", self._read) for i in range(settings.threads)]
         try:
-            self._io.begin()
-            self._planner.start()
+            for name, work in (*works, ("dsprep-plan", self._plan)):
+                thread = threading.Thread(target=work, name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
         except RuntimeError as error:
             self.close()
             raise UsageError(
@@ -278,7 +276,6 @@ class Pipeline:
         jobs = [(epoch, fill, part) for part in fill.parts]
         for job in jobs:  # before the consumer wakes up
             self._jobs.put(job)
-            self._io.put(self._read)
         self._put(fill)
         if not jobs:
             self._finish(fill)
@@ -297,19 +294,16 @@ class Pipeline:
 
     # --- the readers -------------------------------------------------------------------------
 
-    def _read(self, arena: Arena) -> None:
-        """Read the next part that was handed out, if there is one."""
-        me = threading.get_ident()
-        self._active.add(me)
-        with suppress(Empty):
-            epoch, fill, part = self._jobs.get_nowait()
+    def _read(self) -> None:
+        """Read the parts that are handed out, until the end."""
+        arena = Arena()
+        while (job := self._jobs.get()) is not None:
+            epoch, fill, part = job
             if self.closed:
                 fill.fail(closed_within())
             elif fill.error is None:
                 self._do(epoch, fill, part, arena)
-        self._active.discard(me)
-        if self.closed:
-            self._left.put(None)
+            del job, fill, part  # they hold blocks
 
     def _do(self, epoch: int, fill: Fill, part: ReadPart, arena: Arena) -> None:
         reads = nbytes = copied = 0
@@ -482,20 +476,27 @@ class Pipeline:
         self._requests.put(False)
         for pool in self._pools.each:
             pool.stop()
-        me, end = threading.current_thread(), time.monotonic() + JOIN_SECONDS
-        if self._planner is not me and self._planner.ident is not None:
-            self._planner.join(JOIN_SECONDS)
-        while self._active - {me.ident} and (rest := end - time.monotonic()) > 0:
-            with suppress(Empty):
-                self._left.get(timeout=rest)
-        self._io.end(end)
+        threads, self._threads = self._threads, []
+        readers, planner = threads[: self._settings.threads], threads[self._settings.threads :]
+        end = time.monotonic() + JOIN_SECONDS
+        _join(planner, end)
         # Nothing of what is left is read any more; a consumer in another thread may wait for it.
-        while not self._jobs.empty():
-            with suppress(Empty):
-                self._jobs.get_nowait()[1].fail(closed_within())
+        with suppress(Empty):
+            while (job := self._jobs.get_nowait()) is not None:
+                job[1].fail(closed_within())
+        for _ in readers:
+            self._jobs.put(None)
+        _join(readers, end)
         while not self._fills.empty():
             self._fills.get()
         self._fills.put(_failed(closed_within()))
+
+
+def _join(threads: list[threading.Thread], end: float) -> None:
+    """Wait for all of them but this one, until that `time.monotonic`."""
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 def _first(part: ReadPart) -> int:
