@@ -11,11 +11,11 @@ from support import cli, cli_error, fails, written
 
 import dsprep
 from dsprep.core.schema import Field, Schema
+from dsprep.errors import TargetError
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.verbs.audit import audit
 from dsprep.verbs.provenance import provenance
-from dsprep.writing.create_sidecar import ReadOnlyError
 
 SCHEMA = Schema((Field("x", np.dtype("<i2"), (4, 3)), Field("y", np.dtype("<i8"))))
 SUFFIXES = (".h5", ".lmdb", ".tfrecord", ".zarr", "")
@@ -69,7 +69,7 @@ def test_queries_work_with_a_sidecar_elsewhere(locked):
 
 def test_the_error_says_what_to_do(locked):
     path, beside = locked
-    fails(lambda: provenance(path), ReadOnlyError, "Permission denied")
+    fails(lambda: provenance(path), TargetError, "Permission denied")
     line = cli_error("provenance", path)
     for word in (str(path), "Permission denied", "--out F", "--sidecar F", "Reader(F, data=DATA)"):
         assert word in line

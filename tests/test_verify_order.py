@@ -66,5 +66,8 @@ def test_outputs_that_are_padding(tmp_path: Path) -> None:
 
 
 def test_a_field_is_that_of_a_sample(source: Path) -> None:
-    with dsprep.open(source) as opened, pytest.raises(UsageError, match="no number of a sample"):
+    with (
+        dsprep.open(source) as opened,
+        pytest.raises(UsageError, match="the number of a sample"),
+    ):
         opened["i"]

@@ -275,18 +275,13 @@ def check_replaceable(target: Path) -> None:
         return
     try:
         inside, others = find_files([target])
-        for path, format in inside:
-            if not isinstance(format, WritableFormat):
-                raise FormatError(f"dsprep does not write {format.name}", where=path)
+        foreign_files = [path for path, f in inside if not isinstance(f, WritableFormat)]
+        problem = [*foreign_files, *map(str, others)][:1]
     except DsprepError as error:
+        problem = [error.what]
+    if problem:
         raise TargetError(
-            "it is a directory that holds no dataset of dsprep, and is not replaced",
-            where=target,
-            fix="remove it yourself if it is not needed",
-        ) from error
-    if others:
-        raise TargetError(
-            f"it holds more than a dataset, and is not replaced: {others[0]}",
+            f"it holds more than a dataset that dsprep wrote, and is not replaced: {problem[0]}",
             where=target,
             fix="remove it yourself if it is not needed",
         )

@@ -354,7 +354,9 @@ class Dataset(Source):
         finally:
             with self._lock:
                 slot.users -= 1
-                self._close_some()
+                idle = [i for i, other in self._open.items() if not other.users]
+                for unused in idle[: max(0, len(self._open) - self.max_open)]:
+                    self._close(unused)
 
     def _opened(self, index: int) -> Source:
         """Open a file: the same one as before, if it was opened before."""
@@ -368,11 +370,6 @@ class Dataset(Source):
             source.close()
             raise changed(path, how)
         return source
-
-    def _close_some(self) -> None:
-        idle = [i for i, slot in self._open.items() if not slot.users]
-        for index in idle[: max(0, len(self._open) - self.max_open)]:
-            self._close(index)
 
     def _close(self, index: int) -> None:
         source = self._open.pop(index).source

@@ -81,10 +81,6 @@ AT_ONCE = 256
 """Files that one task looks at, at most, and tasks that there are, at least."""
 
 
-class ReadOnlyError(TargetError):
-    """The directory of a sidecar cannot be written to."""
-
-
 @dataclass(frozen=True)
 class Made:
     """A sidecar that was made.
@@ -116,7 +112,7 @@ class Made:
 
         Raises
         ------
-        ReadOnlyError
+        TargetError
             If this process may not write there.
         FileExistsError
             If there is one, or a companion, and `replace` is False.
@@ -127,7 +123,7 @@ class Made:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
             data = shlex.quote(str(self.dataset))
-            raise ReadOnlyError(
+            raise TargetError(
                 f"the sidecar cannot be written: {os.strerror(error.errno)}",
                 where=self.path,
                 fix=f"write it elsewhere with dsprep provenance {data} --out F, and name it where "
