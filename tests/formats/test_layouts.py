@@ -199,55 +199,6 @@ def arrays_one_a_file(folder):
     return folder, {"": x}
 
 
-def picture(i: int) -> bytes:
-    import cv2
-
-    return bytes(cv2.imencode(".png", np.full((4, 4), i, np.uint8))[1])
-
-
-def classes(folder):
-    for i in range(N):
-        (folder / "ab"[i % 2]).mkdir(exist_ok=True)
-        (folder / "ab"[i % 2] / f"{i}.png").write_bytes(picture(i))
-    order = [0, 2, 4, 1, 3, 5]
-    return folder, {
-        "image": [picture(i) for i in order],
-        "label": [0, 0, 0, 1, 1, 1],
-        "class": [b"a"] * 3 + [b"b"] * 3,
-        "name": [f"{'ab'[i % 2]}/{i}.png".encode() for i in order],
-    }
-
-
-def loose_pictures(folder):
-    for i in range(N):
-        (folder / f"{i}.png").write_bytes(picture(i))
-    names = [f"{i}.png".encode() for i in range(N)]
-    return folder, {"image": [picture(i) for i in range(N)], "name": names}
-
-
-def pictures_and_masks(folder):
-    for name, more in (("images", 0), ("masks", 100)):
-        (folder / name).mkdir()
-        for i in range(N):
-            (folder / name / f"{i}.png").write_bytes(picture(i + more))
-    return folder, {
-        "images": [picture(i) for i in range(N)],
-        "masks": [picture(i + 100) for i in range(N)],
-    }
-
-
-def table_beside(folder):
-    for i in range(N):
-        (folder / f"{i}.png").write_bytes(picture(i))
-    rows = "\n".join(f"{i}.png,{i % 3}" for i in range(N))
-    (folder / "labels.csv").write_text(f"file_name,label\n{rows}\n")
-    return folder, {
-        "image": [picture(i) for i in range(N)],
-        "label": [i % 3 for i in range(N)],
-        "name": [f"{i}.png".encode() for i in range(N)],
-    }
-
-
 READ, WRITE = "", "dsprep.write"
 LAYOUTS = [
     *[(along_the_first, kind, READ) for kind in FILES],
@@ -272,10 +223,6 @@ LAYOUTS = [
     (arrays_of_other_dimensions, None, "--sample-axis none"),
     (one_grid, None, "--sample-axis none"),
     (arrays_one_a_file, None, "--sample-axis none"),
-    (classes, None, "--labels folders"),
-    (loose_pictures, None, READ),
-    (pictures_and_masks, None, "--field 'images=images/*.png' --field 'masks=masks/*.png'"),
-    (table_beside, None, "--labels labels.csv:file_name"),
 ]
 
 

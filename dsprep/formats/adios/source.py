@@ -156,8 +156,8 @@ def _parsed(library: Library, options: OpenOptions, path: Path) -> Parsed:
     usable = {n: variables[n] for n in requested or variables if not variables[n]["problem"]}
     notes = [f"left out {n}: {v['problem']}" for n, v in variables.items() if v["problem"]]
     if not usable or not steps:
-        found = "; ".join(notes) or "no steps"
-        raise FormatError("no variable can be a field", where=path, found=found)
+        problem = "no variable can be a field"
+        raise FormatError(problem, where=path, found="; ".join(notes) or "no steps")
     values = {n: Field(n, np.dtype(v["type"]), tuple(v["inner"])) for n, v in usable.items()}
     rows = {n: np.array(v["rows"], np.int64) for n, v in usable.items() if v["rows"]}
     totals = {n: (int(each.sum()), *values[n].inner) for n, each in rows.items()}
