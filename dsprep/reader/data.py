@@ -1,9 +1,9 @@
 """The dataset that a program names: its sidecar, which is made where there is none.
 
 Data without a sidecar are located as `dsprep.provenance` does it, if that is quick: up to
-`QUICK_NBYTES` in up to `QUICK_FILES` files. The sidecar is written beside them, if it may be, none
-is there, and it means the same to whoever names what it is beside; of several processes that do so
-the first one writes it, and all read that. Otherwise it stays in memory.
+`QUICK_NBYTES` in up to `QUICK_FILES` files. The sidecar is written beside a file or directory that
+is named, if it may be and none is there; of several processes that do so the first one writes it,
+and all read that. Otherwise it stays in memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import shlex
 import time
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
@@ -24,9 +23,9 @@ from dsprep.formats.base import Format
 from dsprep.sidecar import spec
 from dsprep.sidecar.join import join
 from dsprep.sidecar.sidecar import MissingError, Sidecar
-from dsprep.source.files import find_dataset, find_files, names_of
+from dsprep.source.files import find_dataset, names_of
 from dsprep.storage.identity import Identity
-from dsprep.storage.paths import as_path, common_path, scan
+from dsprep.storage.paths import as_path, common_path
 from dsprep.writing.create_sidecar import locate
 
 Paths: TypeAlias = str | Path | Sequence[str | Path]
@@ -145,8 +144,8 @@ def _located(
     if count > QUICK_FILES or nbytes > QUICK_NBYTES:
         raise MissingError(spec.sidecar_path(common_path(files)), common_path(files), command, size)
     made = locate(*found)
-    where, why = made.path, "they are not all of its files in their order"
-    if _is_whole(made.dataset, files):
+    where, why = made.path, "they are named one by one, or by a pattern"
+    if len(named) == 1 and as_path(named[0]).exists():
         try:
             made.save(durable=False, replace=False)
         except FileExistsError:  # another process was first
@@ -164,18 +163,6 @@ def _located(
     text = f"{made.dataset}: {size} have no sidecar, and are located in memory each time ({why}); "
     _note(f"{text}{command} --out F writes one, for path=F with data= these files", note)
     return Sidecar(made.content, made.dataset, where, made.companion or None, kept=False)
-
-
-def _is_whole(dataset: Path, files: Sequence[Path]) -> bool:
-    """Whether some files are what the path `dataset` means by itself."""
-    if [*files] == [dataset]:
-        return True
-    inside = {above for file in files for above in (file, *file.parents)}
-    with suppress(DsprepError, OSError):  # such as of a file that is named twice
-        directories = [dataset / entry.name for entry in scan(dataset) if entry.is_dir()]
-        if inside.issuperset(directories):  # else to look through them may take long
-            return [file.absolute() for file, _ in find_files([dataset])[0]] == [*files]
-    return False
 
 
 def _note(text: str, note: bool) -> None:
