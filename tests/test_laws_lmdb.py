@@ -11,8 +11,6 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from lmdb_builds import KEYS, build, read_back, value, walk
 from support import fails
 
@@ -21,7 +19,6 @@ from dsprep.errors import FormatError
 from dsprep.formats.lmdb.recover import recover
 from dsprep.layout import laws
 from dsprep.layout.laws import Affine, Table
-from dsprep.layout.laws import replay as replay_module
 from dsprep.layout.laws.lmdb import Shape
 from dsprep.layout.laws.replay import MAX_STEPS, Replay
 from dsprep.layout.laws.tree import Tree
@@ -253,45 +250,6 @@ def test_hostile_lengths_and_counts(base):
     ]
     for count, lengths in cases:
         fails(lambda: laws.parse(base, count, Tables(), lengths), FormatError)
-
-
-ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3),
-    max_leaves=5,
-)
-LIKELY = st.sampled_from([1, 8, 100, 1000, 4096, 1 << 63, -1, True, [[10, 100]], [[5, 1]]])
-
-
-@settings(
-    max_examples=100,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],  # of what is made, on a busy machine
-)
-@given(
-    st.sampled_from([TREE, {**TREE, "kind": "compact"}, REPLAY]),
-    st.dictionaries(
-        st.sampled_from(["kind", "psize", "key", "append", "named", "commit", "moved", "together"]),
-        LIKELY | ANYTHING,
-        max_size=3,
-    ),
-    st.integers(0, 2000) | st.integers(0, 1 << 62),
-    st.integers(-1, 100_000),
-    st.integers(-2, 2),
-)
-def test_no_parameters_crash(base, change, count, size, stride):
-    """What is accepted gives places inside a file, never behind int64."""
-    replay_module.MAX_STEPS = 5000  # not to wait for what is long and legitimate
-    try:
-        law = laws.parse({**base, **change}, count, Tables(), Affine(count, size, stride))
-        some = np.unique(np.array([0, count // 2, count - 1], np.int64).clip(0, max(0, count - 1)))
-        offsets = law.at(some[:count])
-    except FormatError:
-        return
-    finally:
-        replay_module.MAX_STEPS = MAX_STEPS
-    assert (offsets >= 2 * law.shape.psize).all()
-    assert (offsets < 1 << 61).all()
 
 
 def test_a_replay_without_end_is_refused():

@@ -245,41 +245,6 @@ def words(count):
     return ["é☃" * (i % 4) + str(i) * (i % 7) for i in range(count)]
 
 
-def write_texts(path, count, **how):
-    with h5py.File(path, "w") as file:
-        file.create_dataset("s", data=words(count), dtype=h5py.string_dtype(), **how)
-
-
-def last_object(path, number):
-    """Return the offset of object `number` in the first collection."""
-    data = path.read_bytes()
-    at = data.index(b"GCOL") + 16
-    while int.from_bytes(data[at : at + 2], "little") != number:
-        at += 16 + (int.from_bytes(data[at + 8 : at + 16], "little") + 7) // 8 * 8
-    return at
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        {},
-        {"chunks": (64,), "compression": "gzip", "shuffle": True},
-    ],
-    ids=["contiguous", "gzip"],
-)
-def test_a_free_space_without_a_size(tmp_path, how):
-    path = tmp_path / "a"
-    write_texts(path, 200, **how)
-    with opened(path) as source:
-        column = source.read(3, 190)["s"]
-    joined = "".join(words(200)[3:190]).encode()
-    assert column.values.tobytes() == joined
-    at = last_object(path, 42)
-    (text,) = outcomes(path, [(at + i, 0) for i in range(16)])
-    assert "the heap of variable-length values is damaged" in text
-    assert f"field s, offset {at}" in text
-
-
 def test_every_byte_of_a_heap(tmp_path):
     path = tmp_path / "a"
     with h5py.File(path, "w") as file:
@@ -295,19 +260,6 @@ def test_every_byte_of_a_heap(tmp_path):
     ]
     assert found.count(False) > 50
     assert found.count(True) > 25
-
-
-def test_an_attribute_whose_heap_is_damaged_is_left_out(tmp_path):
-    path = tmp_path / "a"
-    with h5py.File(path, "w") as file:
-        file["x"] = np.zeros(7)
-        file["x"].attrs["unit"] = "µm"
-        file["x"].attrs["scale"] = 3
-    with opened(path) as source:
-        assert source.schema["x"].attrs == {"unit": "µm", "scale": 3}
-    at = path.read_bytes().index(b"GCOL") + 16
-    (text,) = outcomes(path, [(at + i, 0) for i in range(16)])
-    assert "left out attributes of x: unit" in text
 
 
 def test_collections_within_each_other(tmp_path):

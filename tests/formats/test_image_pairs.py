@@ -147,9 +147,6 @@ def test_missing_partners(tmp_path):
     assert samples[1]["masks"] == (root / "masks" / "9.png").read_bytes()
 
 
-# --- everything works with them ----------------------------------------------------------------
-
-
 # --- tables ------------------------------------------------------------------------------------
 
 

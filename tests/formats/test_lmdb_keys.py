@@ -14,9 +14,8 @@ from support import fails
 import dsprep
 from dsprep.core.schema import FieldSpec
 from dsprep.errors import AmbiguousError, SchemaError, UsageError
-from dsprep.formats import load
 from dsprep.formats.lmdb import Lmdb
-from dsprep.formats.options import OpenOptions, WriteOptions
+from dsprep.formats.options import OpenOptions
 
 LMDB = Lmdb()
 FIELDS = ("image", "label")
@@ -223,18 +222,6 @@ def test_facts_are_no_samples(tmp_path, key, value, order):
     with opened(path, "x:float32[3]", order=order) as source:
         assert len(source) == 40
         assert f"left out the keys {key.decode()}" in " ".join(source.notes)
-
-
-def test_what_dsprep_writes_has_counters(tmp_path):
-    put(tmp_path / "db", text_set(300, total=300))
-    for k, how in enumerate(("{index:08d}", "img_{index:010d}", "{index:08x}", "u64be")):
-        target = tmp_path / f"{k}.mdb"
-        options = WriteOptions(key_format=how)
-        dsprep.convert(tmp_path / "db", target, fields=FIELDS, write_options=options)
-        with load("lmdb").open(target, OpenOptions(), None) as source:
-            assert source.schema.names == ("value",)
-        with dsprep.open(target) as source:
-            assert source.schema.names == FIELDS
 
 
 def test_several_records_have_no_order_in_the_file(tmp_path):

@@ -7,7 +7,6 @@ import pickle
 import numpy as np
 import pytest
 from lmdb_builds import assert_same_records, put
-from support import random_batch, write_batch
 
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import ChangedError, FormatError, SchemaError, UsageError
@@ -113,20 +112,3 @@ def test_duplicates_are_refused(tmp_path):
     put(tmp_path / "a", [(b"a", b"1"), (b"a", b"2")], name=b"d", dupsort=True)
     with pytest.raises(FormatError, match="DUPSORT"):
         LMDB.open(tmp_path / "a", OpenOptions(database="d"), None)
-
-
-def test_selecting_and_renaming_fields(tmp_path):
-    schema = Schema(
-        (Field("x", np.dtype("<f4"), (3,)), Field("y", np.dtype("<i8")), Field.opaque("b"))
-    )
-    batch = random_batch(schema, 20)
-    write_batch(LMDB, tmp_path / "o.lmdb", schema, batch)
-    options = OpenOptions(fields=(FieldSpec.parse("label=y"),), keys_as="key")
-    with LMDB.open(tmp_path / "o.lmdb", options, schema) as source:
-        assert source.schema.names == ("label", "key")
-        assert source.read(2, 4)["label"].tolist() == batch["y"][2:4].tolist()
-        assert source.sizes(0, 20).tolist() == [16] * 20
-    options = OpenOptions(keys_as="key")
-    with LMDB.open(tmp_path / "o.lmdb", options, schema) as source:
-        assert source.schema.names == ("x", "y", "b", "key")
-        assert source[3]["key"] == b"00000003"

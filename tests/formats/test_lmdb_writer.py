@@ -146,13 +146,6 @@ def test_pieces_that_end_where_the_last_leaves_are_unknown(tmp_path):
                     assert all(txn.get(b"%08d" % i) == values[i] for i in range(0, len(values), 13))
 
 
-def test_the_default_format_grows():
-    keys = plan_keys(WriteOptions().key_format, 10**12 + 1)
-    assert keys.make(np.array([10**12])).tobytes() == b"1000000000000"
-    assert keys.make(np.array([7])).tobytes() == b"0000000000007"
-    assert plan_keys("{index}", 10).make(np.array([9])).tobytes() == b"9"
-
-
 @pytest.mark.parametrize(
     ("key_format", "count"),
     [
@@ -177,18 +170,6 @@ def test_what_lmdb_cannot_hold_is_refused():
         LMDB.plan(Schema((Field("x", np.dtype("f4"), (None, 0)),)), WriteOptions())
     with pytest.raises(UnsupportedError, match="larger than an LMDB value"):
         LMDB.plan(Schema((Field("x", np.dtype("f8"), (1 << 29,)),)), WriteOptions())
-
-
-def test_plan_and_losses():
-    schema = Schema(
-        (Field.opaque("a"), Field("x", np.dtype("f4"), (2,)), Field.opaque("s", "str")),
-        {"made": "by hand"},
-    )
-    stored = LMDB.plan(schema, WriteOptions()).stored
-    assert list(stored) == ["a", "x", "s"]
-    assert "16 to 24" in stored["x"]
-    assert len(LMDB.check(schema, WriteOptions())) == 2
-    assert LMDB.check(Schema((Field.opaque("a"),)), WriteOptions()) == ()
 
 
 def test_a_written_database_can_be_appended_to(tmp_path):

@@ -323,17 +323,6 @@ def test_a_sample_per_file(series):
         assert source.schema.names == ("x",)
 
 
-def test_links_stay_inside(tmp_path):
-    (tmp_path / "d" / "e").mkdir(parents=True)
-    (tmp_path / "other").mkdir()
-    np.save(tmp_path / "other" / "x.npy", np.arange(3))
-    np.save(tmp_path / "d" / "e" / "y.npy", np.arange(3))
-    (tmp_path / "d" / "e" / "x.npy").symlink_to(tmp_path / "other" / "x.npy")
-    fails(lambda: dsprep.open(tmp_path / "d" / "e"), FormatError, "--follow-external")
-    with dsprep.open(tmp_path / "d" / "e", OpenOptions(follow_external=True)) as source:
-        assert len(source) == 3
-
-
 def test_files_that_are_no_samples_of_one_field(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros((3, 4)))
     np.save(tmp_path / "b.npy", np.zeros((3, 5)))

@@ -21,9 +21,8 @@ from dsprep.errors import FormatError, SchemaError, TargetError, UnsupportedErro
 from dsprep.formats import load
 from dsprep.formats.base import Source
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
-from dsprep.formats.protobuf import decode_varints
-from dsprep.formats.tfrecord import example, framing
-from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, encode_varints, parse_together
+from dsprep.formats.tfrecord import example
+from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, parse_together
 from dsprep.storage.paths import Candidate
 
 TFR = load("tfrecord")
@@ -363,32 +362,6 @@ def test_packed_files_need_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             opened(path)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.binary(max_size=40) | st.just(b"x" * 20), max_size=400))
-def test_any_records_come_back(tmp_path_factory: pytest.TempPathFactory, payloads: list[bytes]):
-    path = write_records(tmp_path_factory.mktemp("any") / "f.tfrecord", *payloads)
-    with opened(path, records="opaque") as source:
-        assert len(source) == len(payloads)
-        half = len(payloads) // 2
-        batch = source.read(half, len(payloads))
-        assert [batch["record"][i] for i in range(len(batch["record"]))] == payloads[half:]
-
-
-@settings(deadline=None)
-@given(st.lists(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=5), max_size=6))
-def test_varints(rows: list[list[int]]) -> None:
-    flat = [v for row in rows for v in row]
-    minimal = np.frombuffer(ints(*flat), np.uint8)
-    totals = np.array([len(ints(*row)) for row in rows], np.int64)
-    values, counts = decode_varints(minimal, totals)
-    assert values.tolist() == flat
-    assert counts.tolist() == [len(row) for row in rows]
-    padded = np.empty((len(flat), 10), np.uint8)
-    encode_varints(np.array(flat, np.int64), padded)
-    values, counts = decode_varints(padded.reshape(-1), np.array([10] * len(flat), int))
-    assert values.tolist() == flat
-
-
 @settings(deadline=None)
 @given(
     st.lists(
@@ -414,10 +387,3 @@ def test_both_parsers_agree(rows: list[tuple[bytes, list[int]]]) -> None:
             assert together[name].totals.tolist() == one.totals.tolist()
             found = zip(together[name].starts, together[name].lengths, strict=True)
             assert [(a, a + n) for a, n in found if n or name == "x"] == want
-
-
-def test_crc_of_lengths_is_crc32c() -> None:
-    lengths = np.random.default_rng(0).integers(0, 1 << 62, 50)
-    heads = framing.headers(lengths)
-    want = framing.payload_crcs(heads.reshape(-1), np.arange(50) * 12, np.full(50, 8))
-    assert heads[:, 8:].copy().view("<u4").reshape(-1).tolist() == want.tolist()

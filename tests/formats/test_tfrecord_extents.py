@@ -171,16 +171,6 @@ def test_of_large_records_only_headers_are_read(
         source.extents()
 
 
-@pytest.mark.parametrize("nbytes", [100, 9000, 90_000])
-@pytest.mark.parametrize("pad", [0, 9])
-def test_a_file_that_became_shorter(tmp_path: Path, nbytes: int, pad: int) -> None:
-    plain = message(entry("x", BYTES, RNG.bytes(nbytes)))
-    path = write(tmp_path / "x.tfrecord", plain + (padding(pad) if pad else b""), *[plain] * 20)
-    with opened(path) as source:
-        os.truncate(path, path.stat().st_size - nbytes - 60)
-        fails(lambda: source.extents(), FormatError)
-
-
 # --- padded records ---
 
 
