@@ -44,7 +44,7 @@ def run(task: Task, strategy: Strategy, wait: Callable[[], None]) -> Result:
             strategy.open()
         epochs = []
         for number in range(task.warmup + task.epochs):
-            if not task.cold and number and entry.anew:
+            if not task.cold and number and entry.reopens:
                 _close(strategy, wait)
                 strategy.open()
             resident = _made_cold(task, strategy, wait) if task.cold else None

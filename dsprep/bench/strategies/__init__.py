@@ -37,7 +37,7 @@ class Entry:
     # none, and are not checked. A loader of the user's own is only counted, and may leave some out.
     delivers: bool = True
     counted: bool = True
-    anew: bool = False  # whether it is opened before each epoch, and its copies removed after it
+    reopens: bool = False  # whether it is opened before each epoch, and its copies removed after it
 
     @property
     def missing(self) -> str:
@@ -123,8 +123,8 @@ STRATEGIES: dict[str, Entry] = {
         "groups",
         "dsprep.Reader with an empty cache, which it fills",
         tier=True,
-        how={"anew": True},
-        anew=True,
+        how={"apart": True},
+        reopens=True,
     ),
     "cache-next": Entry(
         "dsprep_reader:open_cache",

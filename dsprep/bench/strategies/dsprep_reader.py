@@ -97,9 +97,9 @@ def open_provenance(task: Task, resources: ExitStack) -> Way:
     return open_reader(task, resources, shuffle="global", data=task.data, subset=task.numbers)
 
 
-def open_cache(task: Task, resources: ExitStack, *, anew: bool = False, **more: Any) -> Way:
+def open_cache(task: Task, resources: ExitStack, *, apart: bool = False, **more: Any) -> Way:
     """Open a Reader with a cache on the fast tier, or with one of this opening alone."""
-    folder = task.own_folder if anew else task.tier_folder
+    folder = task.own_folder if apart else task.tier_folder
     assert folder is not None  # a strategy with a tier has one
     bandwidth = None
     if task.storage is not None:  # as much as its threads would copy
