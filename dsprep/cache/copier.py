@@ -106,6 +106,7 @@ class Copier:
         if lock is None:
             return False
         try:
+            copy.refresh()
             ask()
             while not (copy.is_filled or stop()):
                 copy.not_synced()

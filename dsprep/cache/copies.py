@@ -283,6 +283,11 @@ class Copy:
         inside = np.minimum(positions, len(self.which) - 1)
         return inside if bool((self.which[inside] == pieces).all()) else None
 
+    def refresh(self) -> None:
+        """Read anew what other nodes may have written: clients of some servers keep pages."""
+        for table in self._opened.values():
+            os.posix_fadvise(table.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def states(self) -> Array:
         """Return the state of each piece: uint8, shape ``(n,)``."""
         return self._table("state").read()

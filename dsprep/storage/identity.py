@@ -69,7 +69,7 @@ class Identity:
         """Return the identity of `path` with its sampled blocks; raises as `look`."""
         now = cls.look(path)
         mtime_ns, blocks = (None, ENDS) if now.etag else (now.mtime_ns, BLOCKS)
-        sampled = sample(path, now.nbytes, blocks)
+        sampled = sample(path, now.nbytes, blocks, within_files=bool(now.etag))
         return replace(now, mtime_ns=mtime_ns, facts=facts or {}, sampled=sampled)
 
     @classmethod
@@ -137,7 +137,7 @@ class Identity:
         if not self.sampled:
             other = f"its time stamp is {now.mtime_ns}, expected {self.mtime_ns}"
             return None if self.mtime_ns is None else other
-        laws = ((BLOCKS, False), (ENDS, False), (BLOCKS, True))
+        laws = ((BLOCKS, False), (ENDS, True), (BLOCKS, True))
         if self.sampled not in (sample(path, now.nbytes, *law) for law in laws):
             return "its content changed (sampled blocks differ)"
         facts = stated(path) if self.facts else {}
@@ -175,7 +175,7 @@ def sample(path: Path, nbytes: int, blocks: int = BLOCKS, within_files: bool = F
     """Return the digest of blocks spread over `nbytes` of data: the first, the last, those between.
 
     The data files of a directory count in the order of their paths; a block goes on in the next
-    file, but in early sidecars (`within_files`).
+    file, but of objects, where that would be a request, and in early sidecars (`within_files`).
     """
     last, begin = max(0, nbytes - BLOCK_NBYTES), 0
     positions = sorted({last * k // (blocks - 1) for k in range(blocks)})
