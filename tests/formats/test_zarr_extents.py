@@ -73,9 +73,7 @@ V2_WAYS = {
         f"compressed-{c.codec_id}": {"chunks": (5, 3, 4), "compressors": c}
         for c in (
             numcodecs.Zlib(),
-            numcodecs.GZip(),
             numcodecs.Zstd(),
-            numcodecs.Blosc("lz4"),
             numcodecs.Blosc("zstd", shuffle=2),
             numcodecs.LZ4(),
             numcodecs.BZ2(),
@@ -282,9 +280,6 @@ def test_strings_and_compressed_members_are_not_located(tmp_path: Path) -> None:
 OPTIONS = {
     "v3": WriteOptions(chunk=2, zarr_shard=6),
     "v3-zstd": WriteOptions(chunk=2, zarr_shard=6, compress=Compression("zstd")),
-    "v3-plain": WriteOptions(chunk=3, zarr_shard=0),
-    "v3-default": WriteOptions(),
-    "v2": WriteOptions(chunk=3, zarr_format=2),
     "v2-blosc": WriteOptions(chunk=3, zarr_format=2, compress=Compression("blosc")),
 }
 
