@@ -62,7 +62,7 @@ class FileEntry:
     identity
         By which a change is noticed.
     layout
-        Which of the sidecar's layouts it has.
+        The number of its layout in the sidecar.
     crc32c
         The JSON of its checksums; None without.
     """
@@ -97,7 +97,7 @@ class FileEntry:
                 raise TypeError(f"{value!r} is not a number of samples, or of a layout")
         crcs = json.get("crc32c")
         if crcs is not None and not isinstance(crcs, Mapping):
-            raise TypeError("crc32c is no JSON object")
+            raise TypeError("crc32c is not a JSON object")
         return cls(path, samples, Identity.from_json(json), layout, crcs)
 
 
@@ -107,7 +107,7 @@ class FileColumns(Sequence[FileEntry]):
     Parameters
     ----------
     described
-        What the sidecar says of them.
+        Their description in the sidecar.
     block
         Their bytes.
     where

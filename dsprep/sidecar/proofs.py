@@ -185,7 +185,7 @@ class Proofs:
     Attributes
     ----------
     once
-        Whether groups, too, are compared only once.
+        True: groups, too, are compared only once.
     """
 
     def __init__(self, sidecar: Sidecar) -> None:

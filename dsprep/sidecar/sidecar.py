@@ -154,18 +154,18 @@ class Sidecar:
     companion
         The bytes of its companion, if that is not beside it.
     follow_external
-        Whether symbolic links may lead out of the directory of the dataset.
+        True: symbolic links may lead out of the directory of the dataset.
     kept
-        Whether the file `path` has just this content; else that is in memory alone.
+        True: the file `path` has just this content; else that is in memory alone.
 
     Attributes
     ----------
     path
         The sidecar.
     dataset
-        What it is beside: a file, a store, or a directory of files.
+        A file, a store, or a directory of files, which it describes.
     content
-        What it states.
+        Its statements.
     schema
         The fields of every sample.
     proofs
@@ -226,9 +226,9 @@ class Sidecar:
         data
             The dataset, if it is not the one beside the sidecar.
         check
-            Whether to check that the data have not changed since; takes a few reads.
+            True: check that the data have not changed since; takes a few reads.
         follow_external
-            Whether symbolic links may lead out of the directory of the dataset.
+            True: symbolic links may lead out of the directory of the dataset.
 
         Returns
         -------

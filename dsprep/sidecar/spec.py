@@ -240,16 +240,16 @@ class Content:
         layouts = tuple(json.get("layouts", ()))
         for mapping in (*layouts, json.get("lineage", {}), json.get("reading", {})):
             if not isinstance(mapping, Mapping):
-                raise TypeError(f"{str(mapping)[:40]!r} is no JSON object")
+                raise TypeError(f"{str(mapping)[:40]!r} is not a JSON object")
         if not all(isinstance(layout.get("unlocated", {}), Mapping) for layout in layouts):
-            raise TypeError("unlocated is no JSON object")
+            raise TypeError("unlocated is not a JSON object")
         if sum(entries.numbers(files, "samples").tolist()) >= MAX_SAMPLES:
             raise ValueError("there are impossibly many samples")
         if layouts and int(entries.numbers(files, "layout").max(initial=0)) >= len(layouts):
             raise ValueError("a file has a layout that is not there")
         companion = json.get("companion")
         if companion is not None and not isinstance(companion, Mapping):
-            raise TypeError("companion is no JSON object")
+            raise TypeError("companion is not a JSON object")
         return cls(
             str(json["format"]),
             schema,

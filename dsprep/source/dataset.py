@@ -70,7 +70,7 @@ def open_dataset(
     paths
         A file, a directory, a glob, ``@list.txt``, or a sequence of these.
     options
-        How to read them; if left out, as the sidecar says.
+        Options on reading; if left out, those of the sidecar.
     progress
         Called with (files opened, files in all) where there are many.
     through

@@ -59,7 +59,7 @@ class DerivedSource(Source):
     indices
         int64, shape ``(n,)``, in any order; None: all.
     times
-        How often each comes: the whole order, again and again.
+        Repeats of each: the order of all, again and again.
 
     Raises
     ------

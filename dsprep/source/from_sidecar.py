@@ -30,7 +30,7 @@ class SidecarSource(Source):
     fields
         The requested fields: the sidecar's name, and the field that it becomes.
     verify
-        What every read checks; see `Sidecar.read`.
+        Checks of every read; see `Sidecar.read`.
     """
 
     random_access = True

@@ -168,7 +168,7 @@ def check_keys(sources: Sequence[Source]) -> None:
     Parameters
     ----------
     sources
-        What each calls its samples, as the only field.
+        The keys of the samples of each, as its only field.
     """
     for i, keys in enumerate(zip(*map(_keys, sources), strict=False)):
         for source, key in zip(sources, keys, strict=True):

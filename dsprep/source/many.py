@@ -155,13 +155,13 @@ class Dataset(Source):
     hint
         Types that the format does not keep.
     notes
-        What is to be noted of the dataset.
+        Notes on the dataset.
     progress
         Called with (files opened, files in all).
     first
         The number of the first file among those of the dataset.
     surveyed
-        What looking at each file with `survey_options` survey; empty: they are opened for it.
+        Facts that each file, opened with `survey_options`, tells; empty: they are opened for it.
 
     Raises
     ------

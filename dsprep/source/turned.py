@@ -41,7 +41,7 @@ class TurnedField(LazyField):
     rows
         Returns samples of a half-open range.
     access
-        How they are read, for a person.
+        The way in which they are read, for a person.
     nbytes
         Bytes that this holds.
     """

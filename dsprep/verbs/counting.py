@@ -26,9 +26,9 @@ class RunAudit:
     Attributes
     ----------
     ranks
-        How many.
+        Their number.
     steps
-        That each of them did; the most if they differ.
+        Steps of each of them; the largest number if they differ.
     least, most
         Samples that a rank delivered: of the ranks with the fewest and with the most.
     full, short, empty
@@ -53,7 +53,7 @@ class EpochAudit:
     epoch
         Its number, as the Reader counts: with mini-epochs that of the pass.
     mini_epoch
-        Which pass of which part of which epoch that is; None without mini-epochs.
+        Its pass, part and epoch; None without mini-epochs.
     never, once, more
         Samples, of those of the mini-epoch if it is one, that were delivered so often.
     repeats
@@ -68,7 +68,7 @@ class EpochAudit:
     runs
         One; before and after the resumption, where there was one.
     problems
-        How the promise was broken, one sentence each.
+        Breaches of the promise, one sentence each.
     drawn
         With weights: how many samples of the dataset were drawn, and how often one at most.
     """

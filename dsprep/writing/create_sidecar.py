@@ -88,13 +88,13 @@ class Made:
     Attributes
     ----------
     content
-        What it says.
+        Its statements.
     companion
         The bytes of its companion; empty if it has none.
     dataset
-        What it describes.
+        The files that it describes.
     path
-        Where it lies, or would.
+        Its place.
     """
 
     content: Content
