@@ -314,15 +314,6 @@ def test_a_list_of_a_store_names_only_what_is_there(server, line):
         dsprep.open("@s3://b/d/list.txt")
 
 
-def test_the_endpoint_is_an_option(server, monkeypatch):
-    endpoint = os.environ["AWS_ENDPOINT_URL"]
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
-    assert "640" in run("inspect", "s3://b/plain.h5", "--endpoint", endpoint)
-    several = "convert", "s3://b/plain.h5", "gs://b/x.h5", "--endpoint", endpoint
-    assert "GOOGLE_BASE_URL" in run(*several, code=2)
-
-
 @pytest.mark.parametrize("scheme", ["gs", "az"])
 def test_other_endpoints_take_http(server, scheme, monkeypatch, tmp_path):
     key = {"gcs_base_url": server.endpoint, "disable_oauth": True}
