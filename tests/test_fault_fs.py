@@ -474,7 +474,7 @@ def staged_by_two(here: Here) -> None:
         for thread in threads:
             thread.join()
     copied = sorted((each.copied, each.there) for each in found.values())
-    assert copied == [(0, copied[1][0]), (copied[1][0], 0)]
+    assert copied == [(0, copied[1][0]), (copied[1][0], 0)], copied
 
 
 def serve(base: Path) -> None:
