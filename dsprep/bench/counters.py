@@ -1,4 +1,4 @@
-"""What the kernel counted for this process and the processes that it started.
+"""The kernel's counts for this process and the processes that it started.
 
 ``/proc/PID/io`` (proc_pid_io(5)) has the read calls, the bytes that they asked for and the bytes
 that really were fetched from a device, page faults on mapped files included; ``stat`` and

@@ -1,4 +1,4 @@
-"""Whether a run was cold: pages that were in the page cache before, bytes that the kernel counted.
+"""Evidence that a run was cold: pages cached before it, and bytes that the kernel counted.
 
 Only bytes fetched from a device of this machine are counted for a process: of most network mounts
 none are. Whether a server had the data in memory cannot be seen from here.

@@ -1,4 +1,4 @@
-"""What a training loop waits for: `measure` times the steps of any loader of any framework."""
+"""Waiting times of a training loop: `measure` times the steps of any loader of any framework."""
 
 from __future__ import annotations
 

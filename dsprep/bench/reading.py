@@ -47,7 +47,7 @@ LARGEST = {"ranks": 1024, "threads": 1024, "batch_size": 2**31 - 1}
 """Limits beyond which a setting would only bring the machine down."""
 
 PASSES = ("repeats", "mini-epochs")
-"""What is swept of passes: only `MET` has them."""
+"""Settings of passes that a sweep varies: only `MET` has them."""
 
 LEFT_OUT = (
     "ways that ask an object store for one sample at a time are left out: "
@@ -56,7 +56,7 @@ LEFT_OUT = (
 """The note on datasets in a store, where each sample would take the time of a request."""
 
 ALONE = "pread-limit without steps"
-"""What the storage gives by itself, run where steps work; reported in the settings."""
+"""The raw limit of the storage, run where steps work; reported in the settings."""
 
 
 @dataclass(frozen=True, kw_only=True)

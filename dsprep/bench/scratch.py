@@ -47,7 +47,7 @@ SLACK = 1.1
 """Groups may be this much larger than what is asked for: fields and padding between samples."""
 
 QUICK = RunOptions(durable=False)
-"""How forms are written; they are synced when they are complete."""
+"""Options with which forms are written; they are synced when they are complete."""
 
 LESS = "name another folder with --scratch, or take fewer samples with --limit"
 

@@ -58,10 +58,10 @@ OPEN = 64
 FACTS, SYNCED = "copy.json", "synced"
 
 SUFFIX = ".dsprep-copy"
-"""How the names of copies end."""
+"""The suffix of the names of copies."""
 
 UNFINISHED = ".dsprep-cache-partial"
-"""How the names of copies end that are being made or removed."""
+"""The suffix of copies that are being made or removed."""
 
 NOT_SYNCED = "it was not on the disk when the machine was started again"
 
@@ -74,7 +74,7 @@ LAST = np.iinfo(np.uint32).max
 
 @dataclass(frozen=True)
 class Facts:
-    """What a copy is a copy of; its `name` is that of its directory.
+    """The origin of a copy; `name` is the name of its directory.
 
     The same data may be reached by several paths: copies are the same, whichever it was.
     """
@@ -309,13 +309,13 @@ class Copy:
 
     @property
     def is_filled(self) -> bool:
-        """Whether nothing of it is still to come."""
+        """True if nothing of it is still to come."""
         states = self.states()
         return not bool(((states == ASKED) | (states == PLANNED)).any())
 
     @property
     def is_synced(self) -> bool:
-        """Whether all that it holds is on the disk."""
+        """True if all that it holds is on the disk."""
         return self.open_path(SYNCED).exists()
 
     def turns(self) -> Array:
@@ -373,7 +373,7 @@ class Copy:
 
     @property
     def is_intact(self) -> bool:
-        """Whether all files are there, nobody has cut off their ends, and they are known."""
+        """True if all files are known and there, and none is truncated."""
         try:
             return all(
                 self.open_path(name).stat().st_size == nbytes
@@ -411,7 +411,7 @@ class Copy:
             return None
 
     def is_filled_by_somebody(self) -> bool:
-        """Whether a process fills it now."""
+        """Return whether a process fills it now."""
         lock = self.fill_lock()
         if lock is not None:
             lock.release()
@@ -426,7 +426,7 @@ def _runs(numbers: Ints) -> tuple[tuple[int, int], ...]:
 
 
 def is_synced(path: Path, started: str) -> bool:
-    """Whether a copy holds what it says: it was made since the machine was started, or synced."""
+    """Return whether a copy is durable: it was made since the machine started, or synced."""
     return started == boot() or (path / SYNCED).exists()
 
 

@@ -45,7 +45,7 @@ SHARE = 0.75
 
 @dataclass(frozen=True)
 class Size:
-    """How much copies may take: bytes, or a share of what is free and what they take already."""
+    """Space that copies may take: bytes, or a share of the free space and their own."""
 
     nbytes: int | None = None
     share: float = SHARE
@@ -75,7 +75,7 @@ class Size:
 
 @dataclass(frozen=True)
 class CopyInfo:
-    """What is known of a copy without using it.
+    """Facts about a copy, found without using it.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Which byte ranges of which files the pieces of a dataset are: groups, or ranges of samples."""
+"""The byte ranges of the pieces of a dataset: groups, or ranges of samples."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Piece:
-    """What is copied at a time.
+    """Byte ranges that are copied together.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class Pieces:
 
     @cached_property
     def key(self) -> str:
-        """See the class."""
+        """The key of the pieces: a digest of files, edges and fields."""
         words = (self.sidecar.stated, self.edges.tobytes(), repr(self.names).encode())
         return digest(b"".join(digest(word).encode() for word in words))[:16]
 

@@ -76,7 +76,7 @@ VALUES = {
     "--no-recompose": False,
     "--warm": False,
 }
-"""What options mean that take no value, where that is not True."""
+"""Values of options that take none, if not True."""
 
 PYTHON_ALONE = frozenset({"check_crc", "durable", "stop", "features", "key_format", "zarr_format"})
 PYTHON_ALONE |= {"zarr_shard", "open_options", "write_options"}
@@ -88,7 +88,7 @@ COMPLETED = {
     "name": ("dsprep.synth:names",),
     "strategies": ("dsprep.bench.strategies:STRATEGIES", "dsprep.bench.strategies:SETS"),
 }
-"""What completes the value of an option: lists of names, each by the ``module:attribute``."""
+"""Completions of an option's value: lists of names, each as ``module:attribute``."""
 
 
 class Talking(NamedTuple):
@@ -107,7 +107,7 @@ class Talking(NamedTuple):
 
 
 _Mistake = cast("type[Exception]", typer.BadParameter.__mro__[1])
-"""What the parser raises for every mistake; its module differs between versions of typer."""
+"""The parser's error for every mistake; its module differs between versions of typer."""
 
 
 class Command(TyperCommand):

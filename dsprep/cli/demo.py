@@ -38,7 +38,7 @@ READ_GROUPS = "4MiB"
 """The size of its groups then: some tens of them, so that one is read while another one is used."""
 
 STEP, BATCH = "1ms", 64
-"""What a step of the training takes, and its samples."""
+"""Duration of a training step, and its samples."""
 
 WAYS = {"h5py": "h5py, sample by sample  ", "dsprep": "dsprep.Reader, in groups"}
 """The ways of reading that are compared."""

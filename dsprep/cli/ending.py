@@ -1,4 +1,4 @@
-"""How a command ends: the user's mistakes are one line and an exit code, and it always cleans up.
+"""The end of a command: a user's mistake is one line and an exit code; cleanup always runs.
 
 A signal ends it as an interrupt does. Reads and writes that are under way are waited for, which
 takes long where a file server is away: then a line says so, and a second interrupt leaves at
@@ -22,7 +22,7 @@ from dsprep.errors import DsprepError, DsprepWarning
 
 INTERRUPTED = 130
 ENDING = (signal.SIGTERM, signal.SIGHUP)
-"""What batch systems send at the end of the time, and terminals when they are closed."""
+"""Signals of batch systems at the time limit, and of terminals that are closed."""
 
 PATIENCE = 2.0
 """Seconds after an interrupt until a line says what is waited for."""

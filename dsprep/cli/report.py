@@ -1,4 +1,4 @@
-"""How the command line prints: errors in one line, notes, tables, and progress bars."""
+"""Output of the command line: errors in one line, notes, tables, and progress bars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done to chunks before they are stored, undone: compression, shuffling, checksums.
+"""Decoding of stored chunks: compression, shuffling, checksums.
 
 A filter is a mapping with an ``id`` and parameters, named as numcodecs names them. Known are
 
@@ -361,7 +361,7 @@ _CODECS: dict[str, Callable[[Bytes, int, bool], Bytes]] = {
     "bz2": _bz2,
 }
 COMPRESSORS = frozenset(_CODECS) - {"deflate"}
-"""What `unpack` knows."""
+"""Codecs that `unpack` knows."""
 _CHECKSUMS: dict[str, Callable[[Bytes], Bytes]] = {"fletcher32": _fletcher32, "crc32c": _crc32c}
 _RATIO = {
     "zlib": 1100,
@@ -372,7 +372,7 @@ _RATIO = {
     "lz4": 256,
     "bz2": 1 << 21,
 }
-"""How much smaller than its content a chunk can be; what claims more is not allocated."""
+"""The largest compression ratio; content beyond it is not allocated."""
 
 _KNOWN: dict[str, frozenset[str]] = {
     "zlib": frozenset({"level"}),

@@ -35,12 +35,12 @@ class Grouping:
 
     @property
     def total(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
         return int(self.edges[-1])
 
     @property
     def count(self) -> int:
-        """How many groups there are."""
+        """The number of groups."""
         return len(self.edges) - 1
 
     @property
@@ -50,7 +50,7 @@ class Grouping:
 
     @property
     def even(self) -> bool:
-        """Whether all groups but the last have equally many samples."""
+        """True if all groups but the last have equally many samples."""
         sizes = np.diff(self.edges)
         return bool((sizes[:-1] == sizes[:1]).all()) and bool((sizes[-1:] <= sizes[:1]).all())
 

@@ -36,7 +36,7 @@ _MEMORY = 256 << 20  # what LZMA may take for its dictionary
 _EXACT = 4 << 10  # bytes up to which a size is found by packing
 _SAMPLE = 4 << 10  # bytes of each sixteenth of a larger table by which its size is judged
 _WINDOW = 8 << 20
-"""What the header of small tables gives as the window, of which they need less."""
+"""The window size in the header of small tables, which need less."""
 
 _SLOW, _FAST = 256 << 10, 4 << 20  # bytes up to which packing may be slow, and must be fast
 

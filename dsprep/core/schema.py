@@ -1,4 +1,4 @@
-"""What a dataset holds: fields, their types, and batches of samples.
+"""The contents of a dataset: fields, their types, and batches of samples.
 
 A dataset is N samples; a sample has fields. Each field is of one of three kinds:
 
@@ -42,7 +42,7 @@ Attrs: TypeAlias = Mapping[str, Any]
 
 
 def is_extension(dtype: DType) -> bool:
-    """Whether `dtype` is one that numpy knows only through ``ml_dtypes``, such as bfloat16."""
+    """Return whether numpy knows `dtype` only through ``ml_dtypes``, such as bfloat16."""
     return bool(dtype.type.__module__.startswith("ml_dtypes"))
 
 
@@ -129,7 +129,7 @@ def show_dtype(dtype: DType) -> str:
 
 
 def has_padding(dtype: DType) -> bool:
-    """Whether an element of `dtype` has bytes that belong to no member."""
+    """Return whether an element of `dtype` has bytes that belong to no member."""
     if dtype.subdtype is not None:
         return has_padding(dtype.subdtype[0])
     if dtype.names is None or dtype.fields is None:
@@ -229,7 +229,7 @@ class Field:
 
     @cached_property
     def ragged(self) -> bool:
-        """Whether the first axis varies from sample to sample; true for `bytes` and `str`."""
+        """True if the first axis varies from sample to sample; true for `bytes` and `str`."""
         return bool(self.shape) and self.shape[0] is None
 
     @cached_property
@@ -358,7 +358,7 @@ class Schema:
 
     @cached_property
     def ragged(self) -> bool:
-        """Whether any field is ragged, `bytes` or `str`."""
+        """True if any field is ragged, `bytes` or `str`."""
         return any(f.ragged for f in self.fields)
 
     @cached_property
@@ -715,7 +715,7 @@ _SPEC = re.compile(
 
 
 OTHERS = "*"
-"""What is asked for as a field to have all others, too."""
+"""The field name that requests all other fields too."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How a field is stored, and what a read of one sample takes: in words, from its layout.
+"""Storage of fields and the cost of reading one sample: in words, from the layout.
 
 Formats pass what they know before all chunks or records have been located, so that inspecting a
 large file stays cheap; a sidecar's layout has everything.
@@ -27,7 +27,7 @@ _NEAR = 64 << 10  # bytes between records that are neighbours
 
 @dataclass(frozen=True, kw_only=True)
 class FieldStorage:
-    """How one field is stored, for a person to read.
+    """The storage of one field, for a person to read.
 
     Attributes
     ----------

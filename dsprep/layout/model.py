@@ -51,7 +51,7 @@ class Blocks:
 
     @property
     def count(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return self.offsets.count
 
 
@@ -175,7 +175,7 @@ class Grid:
 
     @property
     def several(self) -> bool:
-        """Whether the chunks are in several files."""
+        """True if the chunks are in several files."""
         return self.files is not None or self.file_numbers is not None
 
     @cached_property
@@ -195,7 +195,7 @@ class Grid:
 
     @cached_property
     def plain(self) -> bool:
-        """Whether rows are stored unencoded: no filters, and only the first axis is cut."""
+        """True if rows are stored unencoded: no filters, and only the first axis is cut."""
         return not self.filters and self.chunk[1:] == self.shape[1:]
 
     def numbers(self, coordinates: Ints) -> tuple[Ints, Ints | None]:
@@ -224,7 +224,7 @@ class Grid:
 
     @cached_property
     def block_count(self) -> int:
-        """How many numbers there are for blocks; with files at the edges, more than chunks."""
+        """The size of the numbering of blocks; with files at the edges, more than chunks."""
         if self.files is None:
             return math.prod(self.chunks)
         along = (-(-n // p) for n, p in zip(self.chunks, self.files, strict=True))
@@ -363,7 +363,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class FileLayout:
-    """How the samples of one file (or store) are stored.
+    """The layout of the samples of one file (or store).
 
     Attributes
     ----------

@@ -1,1 +1,1 @@
-"""What storage gives, and what training has to wait for: closed forms that read nothing."""
+"""Storage rates and waiting times of training: closed forms that read nothing."""

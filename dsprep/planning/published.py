@@ -22,7 +22,7 @@ BY_HAND: dict[str, tuple[str, Callable[[str], Any]]] = {
     "p99": ("p99", parse_seconds),
     "read": ("spread_nbytes", parse_nbytes),
 }
-"""What `--storage` takes by hand: names, fields, and how they are written."""
+"""Figures that `--storage` takes by hand: names, fields, and their notation."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What a storage gives, in a few numbers: measured by ``bench storage``, published, or by hand."""
+"""The speed of a storage in a few numbers: measured by ``bench storage``, published, or by hand."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dsprep.core.units import show_nbytes
 from dsprep.errors import FormatError, UsageError
 
 VERSION = 1
-"""Of the JSON form."""
+"""The version of the JSON form."""
 
 HEADER = {"dsprep_bench": VERSION, "kind": "storage"}
-"""What the JSON begins with."""
+"""The first keys of the JSON."""
 
 LARGEST = 1 << 20
-"""Bytes of such a file at most."""
+"""Bytes of a storage report at most."""
 
 RANGE = 1e-12, 1e18
 """Numbers other than 0 that a storage may have: what is computed of them stays finite."""

@@ -1,4 +1,4 @@
-"""How long training waits for data, in closed form: predicted, nothing is read.
+"""Waiting times of training in closed form: predicted, nothing is read.
 
 A rank reads in **events**: a step's samples, or a unit (a group, or several) as a whole. An event
 of some calls and bytes takes ``calls * latency + bytes / w`` with ``1/w = 1/W + (P - 1)/A``
@@ -27,7 +27,7 @@ COALESCED = 2_500_000_000
 """Bytes that LMDBIO's COAL reads at a time. Pumma et al., section 6."""
 
 MAPPED, SEEKING = 2.5, 0.8
-"""What DM takes of PROV's time, and which share of DIO's time reads. Pumma et al., Figs. 4, 16."""
+"""DM's share of PROV's time, and the share of DIO's time that reads. Pumma et al., Figs. 4, 16."""
 
 HAND_OVER = 60e-6
 """Seconds in which a loop takes a batch that is in memory: dsprep's median here, 36 to 89 us."""

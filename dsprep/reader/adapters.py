@@ -1,4 +1,4 @@
-"""What the adapters for frameworks share: loops, states, values in a form that they take.
+"""Code shared by the adapters for frameworks: loops, states, conversion of values.
 
 Nothing is imported here but numpy; `dsprep.torch`, `dsprep.tf` and `dsprep.jax` import theirs.
 """
@@ -207,7 +207,7 @@ class ReaderLoops(Generic[B]):
 
     @property
     def stats(self) -> list[EpochStats]:
-        """What the reader did, epoch by epoch."""
+        """Statistics of the reader, epoch by epoch."""
         return self.reader.stats
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from dsprep.reader.ranks import RankInfo
 
 
 class Adaptive:
-    """What has been decided, and what was reported of the mini-epoch that is under way.
+    """Decisions so far, and reports of the mini-epoch that is under way.
 
     Attributes
     ----------

@@ -124,7 +124,7 @@ class Staged:
 
     @property
     def is_filled(self) -> bool:
-        """Whether nothing more of it will arrive."""
+        """True if nothing more of it will arrive."""
         try:
             return self.failed or self.copy.is_filled
         except (OSError, DsprepError) as error:
@@ -132,12 +132,12 @@ class Staged:
             return True
 
     def is_there(self, pieces: Ints, patient: bool, stopped: Callable[[], bool]) -> bool:
-        """Whether pieces can be read from it.
+        """Return whether pieces can be read from it.
 
         Parameters
         ----------
         pieces
-            Which; rising, at least one.
+            Numbers of the pieces, int64, rising, at least one.
         patient
             Whether to wait for those that are to come.
         stopped
@@ -184,7 +184,7 @@ def _close(copy: Copy, sidecar: Sidecar) -> None:
 
 
 class Reading:
-    """What a rank reads in a pass, and from which copy.
+    """The reads of a rank in a pass, and the copy that serves them.
 
     Attributes
     ----------
@@ -216,7 +216,7 @@ class Reading:
 
 
 def _is_kept(staged: Staged) -> bool:
-    """Whether there is nothing to do for a copy."""
+    """Return whether there is nothing to do for a copy."""
     try:
         done = staged.is_filled and staged.copy.is_synced
     except OSError as error:
@@ -315,7 +315,7 @@ class ReaderCache:
 
     @property
     def _keeps(self) -> bool:
-        """Whether a copy may be wanted again when its pass is over."""
+        """Return whether a copy may be needed again after its pass."""
         mini = self._order.mini
         return self._options.policy == "epoch" or mini is None or not mini.recompose
 
@@ -375,7 +375,7 @@ class ReaderCache:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether nothing more of the next mini-epoch will arrive."""
+        """True if nothing more of the next mini-epoch will arrive."""
         return all(r.coming is None or r.coming.is_filled for r in self._alive())
 
     # --- what is filled ----------------------------------------------------------------------
@@ -396,7 +396,7 @@ class ReaderCache:
             self._work()
 
     def _ends(self) -> bool:
-        """Whether the thread may end: there is nothing to do for now."""
+        """Return whether the thread may end: there is nothing to do for now."""
         with self._lock:
             if self._closing.is_set() or self._is_idle:
                 self._thread = None
@@ -404,7 +404,7 @@ class ReaderCache:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether everything needed is there, and nothing has to be removed."""
+        """Return whether everything needed is there, and nothing has to be removed."""
         return not self._over and all(map(_is_kept, self._needed()))
 
     def _work(self) -> None:
@@ -426,7 +426,7 @@ class ReaderCache:
             staged.fail(error)
 
     def _is_outdated(self, staged: Staged) -> bool:
-        """Whether something else is to be filled: by now, or since who filled it has ended."""
+        """Return whether another copy is to be filled now, or its filler has ended."""
         needed = self._needed()
         if self._closing.is_set() or staged not in needed:
             return True

@@ -1,4 +1,4 @@
-"""What a `Reader` checks, and warns of, before it reads."""
+"""Checks and warnings of a `Reader` before it reads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def find_sums(opened: Sidecar, schema: Schema) -> dict[str, str | None]:
 
 
 def is_cacheable(verified: Mapping[str, str | None]) -> bool:
-    """Whether what is read can be compared in a copy as asked; a warning says if not."""
+    """Return whether a copy can be verified as requested; warn if not."""
     kinds = {WORDS["member"], WORDS["block"]} & set(verified.values())
     if kinds:
         warnings.warn(

@@ -1,4 +1,4 @@
-"""How many threads read by default: a rule whose outcome a person can predict.
+"""Default numbers of threads and buffers: rules whose outcome a person can predict.
 
 ``min(4, cores of this process / ranks of this node that share them)``, at least 1; where values are
 decoded all of that share, since decoding is work of the processor. From an object store, where

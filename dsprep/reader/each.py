@@ -142,7 +142,7 @@ def check_call(what: str, function: Any, *arguments: str) -> None:
 
 
 def takes_rng(transform: Callable[..., Any]) -> bool:
-    """Whether a transform of batches wants random numbers, too: a second parameter ``rng``."""
+    """Return whether a transform of batches takes random numbers: a parameter ``rng``."""
     try:
         parameters = inspect.signature(transform).parameters
     except (TypeError, ValueError):  # of C

@@ -50,7 +50,7 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadPart:
-    """What one thread reads: one range of a file, or many, or fields that are decoded."""
+    """One thread's part of a unit: one range of a file, or many, or fields that are decoded."""
 
     file: Handle | None = None  # None where `decode` does the reading
     runs: Runs | None = None

@@ -1,4 +1,4 @@
-"""What a reader did: samples, bytes, reads, and the time that the consumer waited."""
+"""Statistics of a reader: samples, bytes, reads, and the time that the consumer waited."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(repr=False)
 class EpochStats:
-    """What one rank did in one epoch.
+    """Statistics of one rank in one epoch.
 
     Attributes
     ----------

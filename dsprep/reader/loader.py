@@ -235,7 +235,7 @@ class Reader(ReaderOptions):
 
     @property
     def choice(self) -> Choice:
-        """What reads; where the engine was refused, ``"buffered"``."""
+        """The engine and the threads that read; ``"buffered"`` where the engine was refused."""
         refusal, threads = self._settings.engine.why, self._chosen[0]
         return Choice("buffered" if refusal else self.engine, threads, refusal)
 
@@ -274,7 +274,7 @@ class Reader(ReaderOptions):
 
     @property
     def mini_epoch(self) -> Pass | None:
-        """Which pass of which part of which epoch `epoch` is; None without mini-epochs."""
+        """The pass that `epoch` counts: its part and epoch; None without mini-epochs."""
         return self._mini_pass(self.epoch)
 
     def _mini_pass(self, epoch: int) -> Pass | None:
@@ -534,7 +534,7 @@ class Reader(ReaderOptions):
 
     @property
     def stats(self) -> list[EpochStats]:
-        """What this reader did, epoch by epoch."""
+        """Statistics of this reader, epoch by epoch."""
         return self._ledger.epochs()
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class MiniEpochs:
-    """How epochs are cut into parts, and how often each of them is passed.
+    """The division of epochs into parts, and the passes of each.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class MiniEpochs:
 
     @property
     def facts(self) -> list[object]:
-        """What decides the passes, as JSON."""
+        """The inputs that determine the passes, as JSON."""
         return [self.parts, list(self.repeats), self.recompose, self.pools]
 
     def first(self, epoch: int) -> int:

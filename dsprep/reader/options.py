@@ -27,12 +27,12 @@ from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.files import names_of
 
 Repeats: TypeAlias = int | Sequence[int] | Policy
-"""How often each part of an epoch is passed, as users write it."""
+"""Passes of each part of an epoch, as users write them."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OrderOptions:
-    """What decides which samples come, and in which order: parameters of a `Reader`, checked."""
+    """Parameters of a `Reader` that determine the samples and their order, checked."""
 
     path: Paths | Sidecar
     batch_size: int
@@ -101,7 +101,7 @@ class OrderOptions:
 
     @cached_property
     def mini(self) -> MiniEpochs | None:
-        """How epochs are cut into parts; None: they are not."""
+        """The division of epochs into parts; None: there is none."""
         if self.mini_epochs is None:
             return None
         mini, repeats = self.mini_epochs, self.repeats
@@ -189,7 +189,7 @@ class ReaderOptions(OrderOptions):
 
     @cached_property
     def transforms(self) -> tuple[Any, ...]:
-        """What is applied to every batch, in order: of `transform`, or what calls `collate`."""
+        """Functions applied to every batch, in order: `transform`, or the caller of `collate`."""
         if self.collate is None:
             return as_transforms(self.transform)
         collate = self.collate if isinstance(self.collate, Collate) else Collate(self.collate)
@@ -198,7 +198,7 @@ class ReaderOptions(OrderOptions):
 
     @cached_property
     def cache_options(self) -> Cache | None:
-        """Where copies are, and what they may take, with the policy; None: there is no cache."""
+        """Directory, size and policy of the cache; None: there is no cache."""
         cache = Cache(self.cache) if isinstance(self.cache, (str, Path)) else self.cache
         if cache is None or cache.policy is not None:
             return cache
@@ -219,7 +219,7 @@ _OF_LOADERS = {
     "split": "subset= takes a part of a split, such as subset='train of train=0.9,val=0.1'",
     "batch_sampler": _SAMPLERS,
 }
-"""What to do instead of options that other loaders have."""
+"""Replacements for options that other loaders have."""
 
 
 def check_names(given: Iterable[str], known: Iterable[str]) -> None:

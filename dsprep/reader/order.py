@@ -1,4 +1,4 @@
-"""Which samples a rank delivers, and in which order: a pure function, the same on every machine.
+"""The samples that a rank delivers, and their order: a pure function, equal on every machine.
 
 The **sequence** of an epoch is every sample once: the groups in an order drawn from seed and
 epoch (`Sequence`). It is divided among ranks, one range each: of n samples, rank r of P owns the
@@ -56,7 +56,7 @@ class Span:
     low: int  # which of them, in shuffled order: low <= i < high <= stop - start
     high: int
     fixed: bool = False
-    """Whether the order is decided: the samples of ``start .. stop`` are shuffled together. If not,
+    """True if the order is decided: the samples of ``start .. stop`` are shuffled together. If not,
     the span is cut into units first; then it is whole."""
 
     @classmethod
@@ -147,7 +147,7 @@ class Sequence:
 
     @property
     def drawn(self) -> tuple[int, int] | None:
-        """How many samples weights drew, and how often one at most; None: each comes once."""
+        """Distinct samples that weights drew, and the most draws of one; None: each comes once."""
         if self._kept is None or not len(self._kept):
             return None
         first = np.flatnonzero(np.diff(self._kept, prepend=-1))
@@ -296,7 +296,7 @@ class ResumePoint:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank delivers of n samples that are assigned."""
+    """The share of one rank of n samples that are assigned."""
 
     start: int  # the first position that it owns; each position has one owner
     own: int  # how many it owns
@@ -354,7 +354,7 @@ def share(
 
 
 class Epoch:
-    """What is left of an epoch after some stages, and how it is assigned."""
+    """The rest of an epoch after some stages, and its assignment to ranks."""
 
     def __init__(self, sequence: Sequence, stages: tuple[ResumePoint, ...], remainder: Remainder):
         self.sequence, self.remainder = sequence, remainder
@@ -425,7 +425,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class EpochSegment:
-    """What a rank delivers of one epoch."""
+    """The steps of one epoch that a rank delivers."""
 
     number: int  # of the epoch
     epoch: Epoch
@@ -450,7 +450,7 @@ class EpochSegment:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a loop begins, and how far it goes."""
+    """The first step of a loop, and its epochs."""
 
     epoch: int
     stages: tuple[
@@ -463,7 +463,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Assignment:
-    """How samples are ordered and assigned: the same on all ranks of a job; see `Sequence`."""
+    """The order of samples and their assignment: the same on all ranks of a job."""
 
     edges: Ints
     shuffle: Shuffle
@@ -474,14 +474,14 @@ class Assignment:
     batch_size: int
     mini: MiniEpochs | None = None
     pieces: Ints | None = None
-    """Where the groups of the dataset begin, if `edges` are those of a subset of its samples."""
+    """First samples of the groups of the dataset, if `edges` are those of a subset."""
     kept: Ints | None = None
     """The samples of the subset, rising: int64; None: all."""
     weights: Weights | None = None
 
     @property
     def stored(self) -> Ints:
-        """Where the groups of the dataset begin, and its number of samples: as `edges`."""
+        """First samples of the groups of the dataset, and its number of samples: as `edges`."""
         return self.edges if self.pieces is None else self.pieces
 
     @property
@@ -491,7 +491,7 @@ class Assignment:
 
     @property
     def groups(self) -> int:
-        """How many groups have samples that are used."""
+        """The number of groups with samples that are used."""
         return int(np.count_nonzero(np.diff(self.edges)))
 
     def sequence(self, number: int) -> Sequence:

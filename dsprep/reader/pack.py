@@ -124,7 +124,7 @@ def _ragged(batch: Batch, field: str, fill: Any, added: Sequence[str]) -> Ragged
 
 
 def _holds(dtype: DType, fill: Any) -> bool:
-    """Whether a value is the same in a dtype, or rounded if it is a fraction."""
+    """Return whether a dtype holds a value, or rounds it if it is a fraction."""
     try:
         given = np.asarray(fill)
         with np.errstate(all="ignore"):

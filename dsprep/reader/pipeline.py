@@ -40,14 +40,14 @@ from dsprep.storage.base import Handle
 from dsprep.storage.scatter import Runs, one_range, stepped
 
 JOIN_SECONDS = 5.0
-"""How long `Pipeline.close` waits for reads that are under way. A thread whose read does not come
-back, as from a server that is away, is left to itself: it keeps its file and its memory alive, and
-ends when the read does."""
+"""Seconds for which `Pipeline.close` waits for reads in progress. A thread whose read hangs, as on
+a server that is away, is abandoned: it keeps its file and memory alive, and ends when the read
+does."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a pipeline works."""
+    """Settings of a pipeline."""
 
     engine: Engine
     threads: int  # that read
@@ -71,7 +71,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class ReadTask:
-    """What a Reader reads, regardless of its rank."""
+    """The reading of a Reader, regardless of its rank."""
 
     filler: Filler
     order: Assignment
@@ -98,7 +98,7 @@ class Pools:
 
 
 class BatchSource(Protocol):
-    """Where batches come from, one after another: a `Pipeline`, or another process."""
+    """A source of batches, one after another: a `Pipeline`, or another process."""
 
     closed: bool
 
@@ -127,7 +127,7 @@ class Steps:
 
     @property
     def closed(self) -> bool:
-        """Whether the source was closed."""
+        """True if the source was closed."""
         return self._source.closed
 
     def batches(self) -> Iterator[tuple[EpochSegment, int, Batch]]:
@@ -285,7 +285,7 @@ class Pipeline:
         return self._values[name].take(nbytes, self._starved)[1]
 
     def _starved(self) -> bool:
-        """Whether the consumer waits, and nothing is under way to it."""
+        """Return whether the consumer waits, and nothing is under way to it."""
         return self._hungry and self._planned == self._taken
 
     def _put(self, fill: Fill) -> None:

@@ -130,12 +130,12 @@ def _unpacked(
 
 
 def is_packable(f: Field) -> bool:
-    """Whether the values of a field are numbers that can be packed."""
+    """Return whether the values of a field are numbers that can be packed."""
     return f.kind == "array" and f.dtype.kind in "iuf"
 
 
 def is_stored(f: Field, values: Array) -> bool:
-    """Whether values of a field have the dtype that is stored."""
+    """Return whether values of a field have the dtype that is stored."""
     return values.dtype.newbyteorder("=") == f.dtype.newbyteorder("=")
 
 

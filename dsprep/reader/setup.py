@@ -1,4 +1,4 @@
-"""How a `Reader` reads: as it was asked to, or by the rules."""
+"""Threads, buffers and engine of a `Reader`: as requested, or by the rules."""
 
 from __future__ import annotations
 

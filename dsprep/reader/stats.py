@@ -59,7 +59,7 @@ BLOCK = 1 << 15
 """Values that are summed at a time: as float64, a part of a core's cache."""
 
 COPIES = 4
-"""How often a piece is in memory: as stored, decoded, selected, and what is computed of it."""
+"""Copies of a piece in memory: as stored, decoded, selected, and what is computed of it."""
 
 
 @dataclass(frozen=True)
@@ -196,13 +196,13 @@ def _block(values: Array, scratch: Array) -> Moments:
 
 
 def is_number(f: Field) -> bool:
-    """Whether the values of a field are real numbers."""
+    """Return whether the values of a field are real numbers."""
     return f.kind == "array" and (f.dtype.kind in "biuf" or is_extension(f.dtype))
 
 
 @dataclass
 class FieldSums:
-    """What is known of a field after some samples; see `FieldStats`."""
+    """Sums over a field after some samples."""
 
     samples: int = 0
     count: int = 0
@@ -407,7 +407,7 @@ def _kept_path(source: Source, names: Sequence[str], kept: Ints | None) -> Path 
 
 
 Piece: TypeAlias = tuple[int, int, dict[str, FieldSums]]
-"""Where it ends, its payload bytes, and what its fields add."""
+"""The end of a range, its payload bytes, and the sums of its fields."""
 
 
 def _sums(

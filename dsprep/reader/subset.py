@@ -1,4 +1,4 @@
-"""Which samples of a dataset are used: by their numbers, by a condition, or one part of a split."""
+"""Subsets of a dataset: samples by number, by a condition, or one part of a split."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Subset:
 
     @property
     def recipe(self) -> str:
-        """How the samples were chosen, for the lineage of what is made of them."""
+        """The choice of samples in words, for the lineage of outputs."""
         given = self.indices
         if given is not None and not isinstance(given, (str, Path)):
             numbers = np.asarray(given)

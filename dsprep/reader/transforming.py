@@ -24,7 +24,7 @@ _ALIGN = 64  # bytes, for vector instructions
 _RUNS = 2  # of samples for each thread: who is done with one takes the next
 
 Work: TypeAlias = tuple[list[Future[Any]], Batch | None]
-"""What threads do for a batch, and the batch that they fill; None: what the only one returns."""
+"""Tasks of threads for a batch, and the batch that they fill; None: the only one returns it."""
 
 Batches: TypeAlias = Iterator[tuple[EpochSegment, int, Any]]
 

@@ -1,4 +1,4 @@
-"""What has to be read for a unit: which ranges of which files go where. Nothing is read here.
+"""Planning the reads of a unit: file ranges and their targets. Nothing is read here.
 
 How a field gets to its slots depends on the field and the file:
 
@@ -34,7 +34,7 @@ from dsprep.storage.scatter import APART_NEAR, GROUP_NEAR, SEVERAL, RangeError, 
 Mode: TypeAlias = Literal["direct", "staged", "decoded"]
 
 Located: TypeAlias = list[tuple[int, Ints, Extents]]
-"""Where a field is in each file: the file's number, which samples of the unit, their extents."""
+"""Extents of a field by file: the file's number, samples of the unit, their extents."""
 
 SMALL = 512
 """Bytes of a value below which gathering is faster than an address of its own (measured)."""

@@ -1,4 +1,4 @@
-"""How much is read at a time: what ``buffer_size`` means for a dataset."""
+"""Units, the ranges read at a time: the meaning of ``buffer_size`` for a dataset."""
 
 from __future__ import annotations
 

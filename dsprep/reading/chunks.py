@@ -80,7 +80,7 @@ class Chunks:
             out[to : to + count] = block[begin : begin + count]
 
     def has(self, line: int) -> bool:
-        """Whether a line is at hand, or being decoded by somebody."""
+        """Return whether a line is in memory, or being decoded by a thread."""
         with self._lock:
             return self._last[0] == line or line in self._underway
 

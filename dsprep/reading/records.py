@@ -49,7 +49,7 @@ _U8 = np.dtype(np.uint8)
 
 
 class Frame(Protocol):
-    """What lies around each block and can prove it: so many bytes before and after."""
+    """Bytes around each block that can prove it: so many before and after."""
 
     before: int
     after: int
@@ -183,7 +183,7 @@ class RecordReader:
 
     @property
     def has_crcs(self) -> bool:
-        """Whether there is a checksum of every record, behind it in the file."""
+        """True if every record is followed by its checksum in the file."""
         return self._frame is not None and self._frame.after > 0
 
     def prove(self, file: Handle, indices: Ints) -> None:

@@ -1,4 +1,4 @@
-"""What a dataset family is given, and what it hands back: `recipe`, `SynthJob` and `Opening`.
+"""Input and output of a dataset family: `recipe`, `SynthJob` and `Opening`.
 
 A family writes the files of `SynthJob.path` sample by sample or block by block, draws every value
 from `SynthJob.rng`, and knows nothing of temporary names, overwriting or other families.
@@ -18,8 +18,8 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 
 Opening: TypeAlias = tuple[str, ...]
-"""How to open a dataset that was made: the directory inside the output, if it is not the output
-itself, and options of ``dsprep inspect`` that the fields need."""
+"""Arguments that open a dataset that was made: the directory inside the output, if not the
+output itself, and options of ``dsprep inspect`` that the fields need."""
 
 
 @dataclass(frozen=True)

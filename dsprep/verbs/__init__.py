@@ -1,1 +1,1 @@
-"""What a user asks for, one module per verb, called from the command line and from Python."""
+"""The verbs of dsprep, one module each, called from the command line and from Python."""

@@ -1,4 +1,4 @@
-"""Whether every sample comes as often as promised, by computing what every rank delivers.
+"""Proof that every sample comes as often as promised: computes what every rank delivers.
 
 Nothing is read but the sidecar. What is counted comes from the functions from which `Reader`
 takes its order, unit by unit: which samples a unit delivers, and that each of its slots in the

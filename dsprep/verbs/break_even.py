@@ -17,7 +17,7 @@ from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage.trees import drop_cached
 
 SECONDS = 1.0
-"""How long each of the two measurements takes, at most about."""
+"""Seconds of each of the two measurements, about, at most."""
 
 MOST = 1000
 """Reads of each."""

@@ -118,7 +118,7 @@ class UploadStaging(Staging):
             remote.remove(self._remote)  # all that is there was uploaded by runs that are given up
 
     def _look(self) -> None:
-        """See what is in the store: what other runs of this job have uploaded, and what else."""
+        """List the objects in the store: those that runs of this job uploaded, and others."""
         assert self._claim is not None
         self._before = set(remote.objects(self._remote))
         for number, (content, companion) in remote.read_records(

@@ -1,4 +1,4 @@
-"""What a report looks like: which rows and columns, and how numbers are written.
+"""The layout of a report: rows, columns, and the form of numbers.
 
 The terminal and the page print the same cells.
 """
@@ -12,7 +12,7 @@ from dsprep.bench.report.model import MEASURES, BenchReport, Measure, Row
 from dsprep.core.units import show_nbytes
 
 NOTHING = "-"
-"""Where a row has no such measure."""
+"""The cell of a measure that a row lacks."""
 
 
 def columns(report: BenchReport) -> tuple[str, ...]:

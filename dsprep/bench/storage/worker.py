@@ -1,4 +1,4 @@
-"""What a worker of ``bench storage`` does: write files, then time reads and opens by some threads.
+"""A worker of ``bench storage``: writes files, then times reads and opens by some threads.
 
 Files are read as `dsprep.Reader` reads them: by its engine, in parts of its size, into memory that
 has been touched. All times are of whole calls.

@@ -157,7 +157,7 @@ TODAY = {
     "tfrecord": ("tfrecord",),
     "zarr": ("zarr",),
 }
-"""How a file of a format is read without dsprep, the likeliest way first; `IN_PLACE` stands for
+"""Ways to read a file of a format without dsprep, the likeliest way first; `IN_PLACE` stands for
 datasets that these cannot read as they are."""
 
 TIERED = tuple(name for name, entry in STRATEGIES.items() if entry.tier)

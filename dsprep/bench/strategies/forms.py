@@ -1,4 +1,4 @@
-"""What strategies need of a file of a format: whether they read it as it is, how to write one.
+"""The form that strategies need of a file: whether they read it as it is, how to write it.
 
 Strategies read a file as dsprep writes it, or a plain one: an HDF5 file or a Zarr store that has
 each field as an array of its name, with samples along the first axis.
@@ -22,7 +22,7 @@ GROUPS = {"hdf5": ".h5", "zarr": ".zarr.zip", "tfrecord": ".tfrecord", "lmdb": "
 """Formats for groups and the suffixes of such files; the first one that can hold the fields."""
 
 RECIPES = {"lmdb": "values", "tfrecord": "example"}
-"""How dsprep itself puts a sample into a record, as sidecars name it."""
+"""The encoding of dsprep's own records, as sidecars name it."""
 
 PAGE = 4 << 10
 """Bytes below which reading less is no faster."""

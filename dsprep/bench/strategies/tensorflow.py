@@ -27,7 +27,7 @@ SHUFFLED_NBYTES = 1 << 30
 """Of which there are fewer, if they would take more than this."""
 
 READ_NBYTES = 8 << 20
-"""What is read from a TFRecord file at a time; TensorFlow's 256 KiB are few."""
+"""Bytes read from a TFRecord file at a time; TensorFlow's 256 KiB are few."""
 
 
 def tensorflow() -> Any:

@@ -26,7 +26,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "dim": {"dim": True},
     "red": {"fg": "red"},
 }
-"""How kinds of lines look on a terminal."""
+"""Styles of kinds of lines on a terminal."""
 GAP = 2
 HEAD = 4096
 """Bytes of a file by which it is known."""

@@ -34,7 +34,7 @@ _OBJECT = {2: struct.Struct("<H6xH"), 4: struct.Struct("<H6xI"), 8: struct.Struc
 _SMALLEST, _LARGE = 4096, 1 << 20
 _REMEMBERED = 32
 _OVERLAP = 4
-"""How many collections a byte may belong to: files may contain files, but not without end."""
+"""Collections to which a byte may belong, at most: files may contain files, to a depth."""
 
 _ATTRIBUTE, _CONTINUATION, _APART, _SHARED = 0x0C, 0x10, 0x15, 2
 _MOST = 16 << 20

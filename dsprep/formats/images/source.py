@@ -28,7 +28,7 @@ IMAGE = "image"
 """The field of the only file that a sample has."""
 
 LABELS = ("auto", "folders", "none")
-"""What labels images, if no table does."""
+"""Ways to label images without a table."""
 
 LISTED = 32 << 10
 """Bytes of the names of classes up to which they are an attribute of the labels."""

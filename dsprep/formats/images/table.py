@@ -31,7 +31,7 @@ MAX_NBYTES = 1 << 30
 """Bytes of the largest table."""
 
 OVERHEAD = 24
-"""What a table takes in memory, in its own bytes, until it is read: a cell of 3 bytes takes 60."""
+"""Memory of a table that is being read, as a multiple of its bytes: a cell of 3 takes 60."""
 
 _INT = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _FLOAT = re.compile(

@@ -35,7 +35,7 @@ def describe_recipe(decoder: Values | Datum, fields: Sequence[tuple[str, Field]]
 
 
 _DAMAGE = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
-"""What parameters of another form raise."""
+"""Errors that parameters of another form raise."""
 
 
 class Recipe:
@@ -79,5 +79,5 @@ class Recipe:
         return {f.name: retype(batch[path], f, label, 0) for path, f in self._fields}
 
     def one(self, record: Bytes) -> Batch | None:
-        """See ``dsprep.reading.records``: values are always judged by `decode`."""
+        """Return None: values are always judged by `decode`."""
         return None

@@ -44,7 +44,7 @@ TYPES = {BYTES: "bytes", FLOAT: "float", INT64: "int64"}
 LARGEST = (1 << 31) - 1
 """Bytes of a message that Protocol Buffers can parse."""
 PADDING_TAG = 15 << 3 | 2
-"""What padding behind the features of an Example begins with."""
+"""The first bytes of the padding after the features of an Example."""
 PADDED_VARINT = 10
 """Bytes of each int64 that dsprep writes, so that all records have one size."""
 

@@ -43,7 +43,7 @@ MOST_NUMBERS = 1024
 FLOAT32 = np.dtype("<f4")
 INT = np.dtype("<i8")
 Form: TypeAlias = Literal["value", "strings", "lengths"]
-"""What a field is of a feature: its one value or its numbers; or, where records have several byte
+"""The content of a field: one value of a feature or its numbers; or, of several byte
 strings, these back to back, or their lengths."""
 NUMBERS: Mapping[FeatureType, int] = {"bytes": BYTES, "float": FLOAT, "int64": INT64}
 

@@ -38,7 +38,7 @@ _LISTS: Mapping[str, tuple[int, Form]] = {
     "strings": (BYTES, "strings"),
     "lengths": (BYTES, "lengths"),
 }
-"""What a recipe calls a list, and what is read of it."""
+"""A list's name in a recipe, and the part that is read."""
 
 
 def describe(features: Sequence[Feature], others: bool) -> dict[str, Any]:

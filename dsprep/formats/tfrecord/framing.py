@@ -124,7 +124,7 @@ def is_header(data: bytes) -> bool:
 
 
 NAME = "tfrecord"
-"""What layouts call `Frame`."""
+"""The name of `Frame` in layouts."""
 
 
 class Frame:

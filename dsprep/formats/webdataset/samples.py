@@ -34,7 +34,7 @@ _OUTSIDE = re.compile(rb"\0/|[\0/]\.\.[/\0]")
 
 
 Extents: TypeAlias = tuple[Law, Law]
-"""Where a field of every sample is stored: offsets and lengths."""
+"""Offsets and lengths of a field of every sample."""
 
 
 def law_of(parts: Sequence[Ints]) -> Law:

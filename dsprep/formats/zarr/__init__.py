@@ -81,7 +81,7 @@ class Zarr(WritableFormat):
         payload: int = 0,
         name: str = "",
     ) -> FilePlan:
-        """See `base.Format.plan`; what is compressed is collected until the end.
+        """Return one output; compressed fields are collected until the end.
 
         An output whose name has the suffix ``.zip`` is a ZIP file: built in the directory of its
         name and ``.parts`` and packed at the end, or, in groups, written as such.

@@ -174,7 +174,7 @@ def _number(name: str, start: str, separator: str, along: tuple[int, ...]) -> in
 
 
 def _check_count(array: StoredArray, numbers: Ints) -> None:
-    """See that no file of dsprep's is missing, and that the chunks are not too many to list."""
+    """Check that no file of dsprep's is missing, and that the chunks are few enough to list."""
     meta, present, files = array.meta, len(numbers), math.prod(array.meta.along)
     missing, inside = files - present, math.prod(meta.per)
     if missing and array.complete:

@@ -133,10 +133,7 @@ class Directory:
 
 
 class Zip:
-    """Every key is a member of the ZIP file `path`, below the folder that holds the root.
-
-    The methods are those of `Directory`.
-    """
+    """Every key is a member of the ZIP file `path`, below the folder that holds the root."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -153,7 +150,7 @@ class Zip:
         self._checks = MemberChecks(self._file)
 
     def document(self, key: str, limit: int = MAX_DOCUMENT) -> bytes | None:
-        """See `Directory`."""
+        """Return the bytes of a key, or None if it is not there."""
         member = self._member(key)
         if member is None:
             return None
@@ -176,22 +173,22 @@ class Zip:
                 yield name[len(prefix) :], member
 
     def children(self, group: str) -> list[str]:
-        """See `Directory`."""
+        """Return the names in `group` that have names below them, sorted."""
         return sorted({n.partition("/")[0] for n, _ in self._below(group) if "/" in n} - {""})
 
     def has(self, key: str) -> bool:
-        """See `Directory`."""
+        """Return whether there is a key."""
         return self._member(key) is not None
 
     def listed(self, folder: str, depth: int) -> Iterator[tuple[str, int, int]]:
-        """See `Directory`."""
+        """Yield ``(name, offset, nbytes)`` of all that is `depth` folders below `folder`."""
         for name, member in self._below(folder):
             if name.count("/") == depth:
                 yield name, member.offset, member.nbytes if member.plain else -1
 
     @contextmanager
     def chunk(self, key: str) -> Iterator[tuple[Handle, int, int] | None]:
-        """See `Directory`."""
+        """Enter the ZIP file, and offset and size of a member; None: absent or compressed."""
         member = self._member(key)
         if member is None or not member.plain:
             yield None
@@ -199,15 +196,15 @@ class Zip:
             yield self._file, member.offset, member.nbytes
 
     def open(self, path: str) -> Handle:
-        """See `Directory`."""
+        """Return the ZIP file, open."""
         return self._file
 
     def verify_crc(self, keys: Iterable[str]) -> None:
-        """See `Directory`; the checksum is the CRC-32 of the member."""
+        """Compare the bytes of these keys with the CRC-32 of their members."""
         self._checks.check(member for key in keys if (member := self._member(key)) is not None)
 
     def close(self) -> None:
-        """See `Directory`."""
+        """Release files."""
         self._zip.close()
         self._file.close()
 

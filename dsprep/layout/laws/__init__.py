@@ -115,7 +115,7 @@ def fit(values: Ints, candidates: Sequence[Law] = ()) -> Law:
 
 
 def is_exact(law: Law, values: Ints) -> bool:
-    """Whether `law` gives exactly `values`."""
+    """Return whether `law` gives exactly `values`."""
     n = len(values)
     if law.count != n:
         return False

@@ -1,4 +1,4 @@
-"""How LMDB gives away pages: from the free database where it can, else from the end of the file.
+"""LMDB's allocation of pages: from the free database where it can, else from the end of the file.
 
 Of LMDB 0.9 (``mdb_page_alloc``, ``mdb_page_touch`` and ``mdb_freelist_save`` in ``mdb.c``), for a
 writer that only adds records, with no reader open:

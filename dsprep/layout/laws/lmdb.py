@@ -38,7 +38,7 @@ _SLICE = 1 << 20
 
 @dataclass(frozen=True)
 class Shape:
-    """What the offsets of sorted records depend on.
+    """Parameters that determine the offsets of sorted records.
 
     `psize` are the bytes per page, `key` and `value` those of every key and value (of the smallest
     value where they differ); `append` is whether the records were put with ``MDB_APPEND``, `named`
@@ -58,12 +58,12 @@ class Shape:
 
     @cached_property
     def possible(self) -> bool:
-        """Whether LMDB could have written this."""
+        """True if LMDB could have written this."""
         return NODE + self.key + 8 <= self.node_max
 
     @cached_property
     def big(self) -> bool:
-        """Whether values are on overflow pages."""
+        """True if values are on overflow pages."""
         return NODE + self.key + self.value > self.node_max
 
     @cached_property
@@ -88,7 +88,7 @@ class Shape:
 
     @cached_property
     def inside(self) -> int:
-        """Where the value of a leaf's first node begins in the page, if it is there."""
+        """Offset of the first node's value in a leaf page, if values are there."""
         return self.psize - self.node + NODE + self.key
 
     def to_json(self) -> dict[str, Any]:

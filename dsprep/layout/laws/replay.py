@@ -66,7 +66,7 @@ class Replay(Law):
 
     @property
     def steps(self) -> int:
-        """How many steps the replay takes, see `steps`."""
+        """The number of steps of the replay."""
         return steps(self.shape, self.lengths, self.plan)
 
     @override
@@ -153,7 +153,7 @@ def _plan(commit: Any, tables: Tables) -> Plan:
 
 
 def feasible(shape: Shape, lengths: Law, plan: Plan) -> bool:
-    """Whether the replay ends soon."""
+    """Return whether the replay ends soon."""
     return steps(shape, lengths, plan) <= MAX_STEPS
 
 

@@ -22,7 +22,7 @@ from dsprep.storage.base import Handle
 from dsprep.storage.scatter import Runs
 
 NAMES = ("buffered", "direct")
-"""What ``engine=`` takes."""
+"""Values of ``engine=``."""
 
 
 class Unavailable(UsageError):

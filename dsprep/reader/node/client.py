@@ -27,7 +27,7 @@ from dsprep.reader.order import EpochSegment, Start
 from dsprep.reader.pipeline import Pipeline, closed_within, forked
 
 WAIT_SECONDS = 60.0
-"""How long a rank waits for the one that reads for it to begin."""
+"""Seconds that a rank waits for its reading process to begin."""
 
 Local = Callable[[Callable[[], Iterator[EpochSegment]]], Pipeline]
 """Makes a pipeline of this process."""

@@ -38,7 +38,7 @@ from dsprep.reader.order import EpochSegment, ResumePoint, Start
 from dsprep.reader.pipeline import Pipeline, Pools, ReadTask, Steps
 
 BIND_SECONDS = 5.0
-"""How long a name may still be that of a process that ends just now."""
+"""Seconds for which a name may still belong to a process that is ending."""
 GREETING_SECONDS = 10.0
 AHEAD = 3
 """Batches on their way to a client, for which it has more blocks than a reader of its own."""

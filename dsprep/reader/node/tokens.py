@@ -24,7 +24,7 @@ from dsprep.reader.node import job_key, wire
 from dsprep.reader.ranks import RankInfo
 
 POLL_SECONDS = 0.001
-"""How often a reader that waits looks again."""
+"""Seconds between two looks of a reader that waits."""
 
 
 class Tokens(Protocol):

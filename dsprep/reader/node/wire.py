@@ -1,4 +1,4 @@
-"""What the processes of a node share: messages over sockets, and memory without a name.
+"""Communication between processes of a node: messages over sockets, and memory without a name.
 
 A message is a JSON object, and files may come with it. Sockets keep messages apart and have
 abstract names (unix(7)): they are nowhere in the file system, and end with the process, as the
@@ -62,7 +62,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def same_user(sock: socket.socket) -> bool:
-    """Whether the other end is a process of this user, or of root."""
+    """Return whether the other end is a process of this user, or of root."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return struct.unpack("3i", data)[1] in (os.getuid(), 0)
 

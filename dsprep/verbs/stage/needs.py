@@ -1,4 +1,4 @@
-"""Which pieces of a dataset some ranks read, and in which order: pure, from the Reader's order."""
+"""The pieces of a dataset that some ranks read, in order: pure, from the Reader's order."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ LMM, DM, DIO, PROV, COAL, STAG = range(6)
 """The levels."""
 
 Window: TypeAlias = tuple[int, int, int]
-"""What is read at a time: records ``start <= i < stop``, and the steps for which they last: one, or
+"""Records read at a time, ``start <= i < stop``, and the steps for which they last: one, or
 as many as are read by one large read."""
 
 
