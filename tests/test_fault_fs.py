@@ -468,7 +468,7 @@ def staged_by_two(here: Here) -> None:
             stack.enter_context(Mounted(backing, node, "stale"))
         threads = [threading.Thread(target=stage, args=(node,)) for node in nodes]
         threads[0].start()
-        while not list(backing.glob("tier/*/0*")):  # it copies
+        while not list(backing.glob("tier/[!.]*/0*")):  # it copies
             time.sleep(0.01)
         threads[1].start()
         for thread in threads:
