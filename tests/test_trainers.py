@@ -38,11 +38,11 @@ class Model(torch.nn.Module):
         return {"loss": result.mean(), "logits": result}
 
 
-def train(path, directory, *, callbacks, checkpoint=None, batches=None):
+def train(path, directory, *, callbacks, checkpoint=None):
     """The model of a training of three epochs, with a checkpoint every 18 steps."""
     transformers = pytest.importorskip("transformers")
     alone = {"rank": 0, "world_size": 1}
-    batches = batches or Batches(path, 8, seed=3, **alone)
+    batches = Batches(path, 8, seed=3, **alone)
 
     class Trainer(transformers.Trainer):
         def get_train_dataloader(self):
@@ -82,14 +82,6 @@ def test_the_trainer_of_hugging_face_continues_to_the_batch(plain, tmp_path):
         checkpoint = str(tmp_path / f"checkpoint-{step}")
         rest = train(plain[0], tmp_path, callbacks=[SetEpoch()], checkpoint=checkpoint)
         assert rest.seen == expected[step:]
-
-
-def test_the_trainer_of_hugging_face_trains_twice_with_the_same_batches(plain, tmp_path):
-    """It takes as many as there are, and never asks for one more."""
-    batches = Batches(plain[0], 8, seed=3, rank=0, world_size=1)
-    for _ in range(2):
-        found = train(plain[0], tmp_path, callbacks=[], batches=batches)
-        assert found.seen == of_reader(plain[0], 3, seed=3)
 
 
 ACCELERATE = """
@@ -160,14 +152,6 @@ def test_sets_of_samples_are_those_of_torch(plain):
     assert sorted(found[0] + found[1]) == list(range(COUNT))
     labelled = Samples(plain[0], fields="label")
     assert seen(utils.ConcatDataset([labelled, labelled])) == [*range(COUNT)] * 2
-
-
-def test_samples_by_weights(plain):
-    weights = [float(i % 10 == 0) for i in range(COUNT)]
-    sampler = torch.utils.data.WeightedRandomSampler(weights, 50)
-    found = seen(Samples(plain[0]), sampler=sampler)
-    assert len(found) == 50
-    assert {label % 10 for label in found} == {0}
 
 
 def test_datasets_of_hugging_face_are_written_and_made(tmp_path):
