@@ -202,7 +202,7 @@ def test_a_repack_expects_the_bytes_of_its_largest_file(lustre, tmp_path):
             (MIB, {"split": "train=.25,a=.25,b=.25,c=.25"}),
             (4 * MIB, {"split": "train=.25,a=.25,b=.25,c=.25", "duplicate": 3}),
             (MIB, {"shard_size": 100}),
-            (MIB, {"shard_nbytes": 50 * MIB}),
+            (MIB, {"shard_size": "50MiB"}),
             (MIB, {"stripe_size": "1MiB"}),
         ):
             plan = plan_repack(

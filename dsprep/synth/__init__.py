@@ -19,6 +19,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsprep.core.schema import LARGEST
 from dsprep.errors import TargetError, UsageError, require
 from dsprep.sidecar.spec import NAMES
 from dsprep.source.files import check_replaceable
@@ -143,8 +144,8 @@ def _recipe(name: str) -> Recipe:
 def _check(job: SynthJob, out: Path) -> None:
     """Raise `UsageError` unless the job can be done."""
     require(out.name, UsageError, f"{str(out)!r} is not a name for an output")
-    words, expected = f"cannot make {job.samples} samples", "at least 1"
-    require(job.samples >= 1, UsageError, words, expected=expected)
+    words, expected = f"cannot make {job.samples} samples", f"1 to {LARGEST}"
+    require(1 <= job.samples <= LARGEST, UsageError, words, expected=expected)
     words, expected = f"scale {job.scale} is not possible", "above 0, at most 1"
     require(0 < job.scale <= 1, UsageError, words, expected=expected)
     words, expected = f"seed {job.seed} is not possible", "at least 0"

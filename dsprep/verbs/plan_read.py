@@ -14,17 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.errors import UsageError
+from dsprep.errors import UsageError, require
 from dsprep.planning import waiting
 from dsprep.planning.shares import Shares
 from dsprep.planning.storage_figures import StorageFigures
 from dsprep.planning.waiting import Job, Load, Way
 from dsprep.reader.data import Paths, open_data
+from dsprep.reader.options import at_least
 from dsprep.reader.order import Assignment, Sequence
 from dsprep.reader.units import cut_units, group_edges, sample_nbytes
 from dsprep.verbs.break_even import BreakEven
 from dsprep.verbs.tiers import TierPlan, fitted
 from dsprep.writing.stripes import Stripe, detect, hint
+
+MOST_RANKS = 1 << 24
+"""Ranks of a job at most: what each of them reads is computed."""
 
 
 @dataclass(frozen=True)
@@ -216,9 +220,11 @@ def plan_read(
     UsageError
         If numbers are not possible.
     """
-    for name in ("nodes", "ranks_per_node", "batch_size", "threads", "compute"):
-        if not 0 < getattr(job, name) < math.inf:
-            raise UsageError(f"{name} is {getattr(job, name)}", expected="more than 0")
+    for name in ("nodes", "ranks_per_node", "batch_size", "threads"):
+        at_least(name, getattr(job, name), 1)
+    at_least("nodes times ranks_per_node", job.ranks, 1, MOST_RANKS)
+    seconds = job.compute
+    require(0 < seconds < math.inf, UsageError, f"compute is {seconds}", expected="more than 0")
     with open_data(*((path,) if sidecar is None else (sidecar, path))) as opened:
         _, edges, mixed = cut_units(opened, opened.schema, "group", buffer_size, None)
         sizes = [f.identity.nbytes for f in opened.content.files]

@@ -18,6 +18,7 @@ from dsprep.core.schema import Ints, Schema
 from dsprep.errors import ChangedError, DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Format
 from dsprep.formats.options import OpenOptions, check_options
+from dsprep.reader.options import at_least
 from dsprep.sidecar import spec
 from dsprep.sidecar.entries import MANY, FileEntry, numbers
 from dsprep.sidecar.sidecar import Sidecar, changes
@@ -103,6 +104,8 @@ def provenance(
     _check_replaceable(path, names)
     as_before = options.meaning == OpenOptions()
     old = _old(names, format, needed=as_before and not format.keeps_types)
+    if workers is not None:
+        at_least("workers", workers, 1)
     hint, looks = None, Looks(checksums, progress, executor, processes, workers)
     before = None if old is None else old[0]
     if before is not None and as_before:

@@ -28,6 +28,7 @@ from dsprep.core.schema import (
 from dsprep.errors import UsageError
 from dsprep.formats.base import Opening, Source
 from dsprep.formats.options import not_enough
+from dsprep.reader.options import at_least
 from dsprep.reader.subset import Subset
 from dsprep.source.dataset import check_opened
 from dsprep.source.derived import DerivedSource
@@ -173,6 +174,7 @@ def verify(
         problems.append(f"{len(a):,} samples in {a.path}, {len(b):,} in {b.path}")
     if problems:
         return Verdict(len(a), len(b), 0, tuple(problems), (), 0)
+    workers = at_least("workers", workers, 1)
     workers = count_threads(a, b, workers, allowed_memory(memory))
     examples: list[Difference] = []
     compared = nbytes = differing = 0
