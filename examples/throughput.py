@@ -374,7 +374,7 @@ def reader(lab: Lab, threads: int | None = None, cold: bool = False, small: bool
             lambda run: epoch(opened),
             partial(drop, groups.path) if cold else int,
         )
-        return Figure(found, f"{rates(groups.nbytes, *best)} by {opened.choice.threads}")
+        return Figure(found, f"{rates(groups.nbytes, *best)} by {opened.threads}")
 
 
 def first_batch(lab: Lab) -> Figure:

@@ -110,7 +110,6 @@ def test_the_limit_reads_all_bytes_of_groups_once(world, more, places, asked):
     assert held() == ([], [])
 
 
-@pytest.mark.filterwarnings("ignore::dsprep.reader.engines.EngineWarning")
 @pytest.mark.parametrize("name", ["dsprep", "pread-limit"])
 def test_no_figures_of_another_engine_than_the_one_that_was_asked_for(name, places, monkeypatch):
     monkeypatch.setattr(direct, "_dio_align", lambda fd: (0, 0))

@@ -17,7 +17,7 @@ from support import fails
 
 from dsprep.errors import FormatError, UsageError
 from dsprep.reader import engines
-from dsprep.reader.engines import EngineWarning, Fallback, Unavailable, direct
+from dsprep.reader.engines import Unavailable, direct
 from dsprep.reader.memory import PAGE
 from dsprep.storage import copying, scatter
 from dsprep.storage.paths import open_file
@@ -316,43 +316,28 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("call", "number"), REFUSALS)
-def test_what_a_file_system_refuses_is_read_otherwise(call, number, path, monkeypatch):
-    first, second = open_file(path), open_file(path)
+def test_what_a_file_system_refuses_is_an_error(call, number, path, monkeypatch):
+    file = open_file(path)
     monkeypatch.setattr(os, call, refusing(number))
     with pytest.raises(Unavailable, match=r'refused here .* give engine="buffered"'):
-        read(engines.make("direct"), first, [(0, 100)])
-    engine, spans = Fallback(engines.make("direct")), [(7, 9000), (50_000, 10)]
-    with pytest.warns(EngineWarning) as said:
-        found = [read(engine, file, spans) for file in (first, second, first)]
-    assert found == [expected(spans)] * 3
-    (line,) = (str(w.message) for w in said)  # once, however many files
-    assert line.startswith(f"{path}: ")
-    assert line.endswith(
-        f'{os.strerror(number)}), so engine="buffered" reads instead of engine="direct"'
-    )
-    assert "\n" not in line
-    assert engine.name == "direct"
-    assert engine.why.startswith('engine="direct" was asked for: ')
+        read(engines.make("direct"), file, [(0, 100)])
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])
 def test_errors_are_not_taken_for_refusals(number, path, monkeypatch):
     file = open_file(path)
     monkeypatch.setattr(os, "open", refusing(number))
-    engine = Fallback(engines.make("direct"))
     with pytest.raises(OSError, match=os.strerror(number)) as error:
-        read(engine, file, [(0, 100)])
+        read(engines.make("direct"), file, [(0, 100)])
     assert error.value.errno == number
     assert error.value.filename == str(path)
-    assert engine.why is None
 
 
 @pytest.mark.parametrize("told", [(0, 0), (4, 64 << 20), (4, 12_288)])
 def test_a_file_that_the_kernel_says_cannot_be_read_directly(told, path, monkeypatch):
     monkeypatch.setattr(direct, "_dio_align", lambda fd: told)
-    engine = Fallback(engines.make("direct"))
-    with pytest.warns(EngineWarning, match="statx gives no alignment"):
-        engine.prepare(open_file(path))
+    with pytest.raises(Unavailable, match="statx gives no alignment"):
+        engines.make("direct").prepare(open_file(path))
 
 
 def test_blocks(path, monkeypatch):

@@ -22,7 +22,6 @@ import dsprep
 from dsprep.cli import app
 from dsprep.errors import LocatedWarning, UsageError
 from dsprep.reader.defaults import units_ahead
-from dsprep.reader.engines import EngineWarning
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage import paths
 from dsprep.storage.objects.requests import counters
@@ -92,13 +91,13 @@ def ids_of(reader):
 def test_units_are_read_ahead_by_bytes(url, local):
     assert [units_ahead(mib << 20) for mib in (1, 5, 64, 512)] == [31, 26, 2, 1]
     with dsprep.Reader(url, 32) as reader:
-        assert (reader.choice.threads, reader._settings.buffers) == (31, 32)
+        assert (reader.threads, reader._settings.buffers) == (31, 32)
     with dsprep.Reader(url, 32, buffers=4) as reader:
-        assert (reader.choice.threads, reader._settings.buffers) == (3, 4)
+        assert (reader.threads, reader._settings.buffers) == (3, 4)
     with dsprep.Reader(url, 32, io_threads=2) as reader:
-        assert (reader.choice.threads, reader._settings.buffers) == (2, 3)
+        assert (reader.threads, reader._settings.buffers) == (2, 3)
     with dsprep.Reader(local / "g.h5", 32) as reader:
-        assert reader.choice.threads <= 4
+        assert reader.threads <= 4
 
 
 @pytest.mark.parametrize(
@@ -117,12 +116,9 @@ def test_batches_are_those_of_the_file(url, local, options):
         assert all((a[name] == b[name]).all() for name in ("x", "id"))
 
 
-def test_an_engine_that_needs_a_file_gives_way(url):
-    with (
-        pytest.warns(EngineWarning, match="no file of a file system"),
-        dsprep.Reader(url, 32, engine="direct", epochs=1) as reader,
-    ):
-        assert ids_of(reader) == [*range(COUNT)]
+def test_an_engine_that_needs_a_file_is_refused(url):
+    with pytest.raises(UsageError, match="no file of a file system"):
+        dsprep.Reader(url, 32, engine="direct")
 
 
 # --- caches --------------------------------------------------------------------------------------

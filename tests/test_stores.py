@@ -15,7 +15,6 @@ from support import assert_same_batch, fails, take
 
 import dsprep
 from dsprep.errors import ChangedError, UnsupportedError, UsageError
-from dsprep.reader.engines import EngineWarning
 from dsprep.sidecar.sidecar import Sidecar, StaleError
 from dsprep.source.dataset import open_dataset
 from dsprep.storage import paths
@@ -105,17 +104,6 @@ def test_everything_that_reads(dataset, store, tmp_path, monkeypatch):
         assert sum(len(next(iter(batch.values()))) for batch in reader) == COUNT
     assert store.reads
     assert not (tmp_path / "memory:").exists()
-
-
-def test_an_engine_that_needs_a_descriptor_gives_way(store, tmp_path):
-    store.add(make(FORMS[0], tmp_path))
-    name = f"memory://plain{FORMS[0][1]}"
-    dsprep.provenance(name)
-    with (
-        pytest.warns(EngineWarning, match="no file of a file system"),
-        dsprep.Reader(name, batch_size=8, engine="direct") as reader,
-    ):
-        assert sum(len(batch["y"]) for batch in reader) == COUNT
 
 
 def test_other_data_of_the_same_name_are_refused(store, tmp_path):

@@ -12,8 +12,6 @@ from support import dataset, epochs, fails
 import dsprep
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import UsageError
-from dsprep.reader import defaults, engines
-from dsprep.reader.engines import EngineWarning, direct
 
 SCHEMA = Schema((Field("x", np.dtype("<f4"), (40, 30)), Field("y", np.dtype("<i8"))))
 COUNT = 300
@@ -28,39 +26,16 @@ def origin(tmp_path_factory):
 def test_the_rule_and_what_was_asked(origin, tmp_path):
     cores = len(os.sched_getaffinity(0))
     with dsprep.Reader(origin, 10, rank=0, world_size=1) as reader:
-        assert (reader.choice.engine, reader.choice.threads) == ("buffered", min(4, cores))
+        assert reader.threads == min(4, cores)
         assert len(list(epochs(reader, 1))) == 30
     with dsprep.Reader(origin, 10, rank=0, world_size=1, engine="direct", io_threads=3) as reader:
-        assert reader.choice == defaults.Choice("direct", 3, None)
+        assert reader.threads == 3
     out = tmp_path / "out.h5"
     dsprep.repack(origin, out, buffer_size=32, compress="gzip", durable=False)
     with dsprep.Reader(out, 10, rank=0, world_size=1) as reader:
-        assert reader.choice.threads == cores
+        assert reader.threads == cores
     with dsprep.Reader(out, 10, rank=0, world_size=1, fields=["y"], io_threads=1) as reader:
-        assert reader.choice.threads == 1
-
-
-@pytest.mark.parametrize("suffix", ["h5", "tfrecord", "lmdb", "zarr", "zarr.zip"])
-def test_an_engine_that_is_refused(suffix, origin, tmp_path, monkeypatch):
-    """Known when the reader is made, said in one line, and read all the same."""
-    out = tmp_path / f"out.{suffix}"
-    dsprep.repack(origin, out, buffer_size=32, durable=False)
-
-    def refuse(self, file, *_):
-        raise engines.Unavailable("it is refused here", where=file.path)
-
-    monkeypatch.setattr(direct.Direct, "_opened", refuse)
-    with pytest.warns(EngineWarning) as said:
-        reader = dsprep.Reader(out, 10, rank=0, world_size=1, engine="direct")
-    (line,) = said
-    assert line.filename == __file__
-    with reader:
-        assert reader.choice.engine == "buffered"
-        assert 'engine="direct" was asked for: it is refused here' in reader.choice.refusal
-        batches = list(reader)
-    assert sorted(y for b in batches for y in b["y"].tolist()) == sorted(
-        y for b in dsprep.Reader(origin, 10, rank=0, world_size=1) for y in b["y"].tolist()
-    )
+        assert reader.threads == 1
 
 
 def test_threads_that_cannot_be_started_leave_none_behind(origin, monkeypatch):

@@ -55,7 +55,6 @@ class DelayedEngine(Engine):
     @override
     def read_runs(self, file: Handle, runs: Runs) -> tuple[int, int]:
         calls, nbytes = self._engine.read_runs(file, runs)
-        self.why = self._engine.why
         if file.original is None:
             self._delay(nbytes, calls)
         return calls, nbytes

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from dsprep.reader.ranks import RankInfo
 
@@ -28,14 +27,6 @@ so that a unit waits for its turn whenever another one has come."""
 
 AHEAD_MOST = 31
 """Units on the way at a time, at most."""
-
-
-class Choice(NamedTuple):
-    """The engine and the threads that read; and, where another engine was refused, the reason."""
-
-    engine: str
-    threads: int
-    refusal: str | None
 
 
 def threads_by_rule(share: int, decoded: bool = False) -> int:

@@ -18,7 +18,7 @@ from dsprep.reader import checks, states
 from dsprep.reader.adaptive import Adaptive
 from dsprep.reader.cached import ReaderCache
 from dsprep.reader.data import open_data
-from dsprep.reader.defaults import Choice, cores_of
+from dsprep.reader.defaults import cores_of
 from dsprep.reader.ledger import EpochStats, Ledger
 from dsprep.reader.memory import Allocate, anonymous
 from dsprep.reader.mini_epochs import Pass, Policy
@@ -109,9 +109,8 @@ class Reader(ReaderOptions):
     transfer_size
         Bytes of one read call at most; None: all of a group by one.
     engine
-        How bytes are read: ``"buffered"`` (through the page cache) or ``"direct"`` (O_DIRECT).
-        Files with which the latter does not work are read as by the former, with a warning
-        (`dsprep.reader.engines.EngineWarning`); `choice` says it.
+        How bytes are read: ``"buffered"`` (through the page cache) or ``"direct"`` (O_DIRECT),
+        which some file systems refuse.
     verify
         Compare what is read with its checksums, whichever there are: of the groups that
         `dsprep.repack` wrote, of TFRecord records, of chunks (gzip, Fletcher-32, CRC-32C), of the
@@ -234,10 +233,9 @@ class Reader(ReaderOptions):
         return settings_for(self, *how, self._chosen, self._cache, comm)
 
     @property
-    def choice(self) -> Choice:
-        """The engine and the threads that read; ``"buffered"`` where the engine was refused."""
-        refusal, threads = self._settings.engine.why, self._chosen[0]
-        return Choice("buffered" if refusal else self.engine, threads, refusal)
+    def threads(self) -> int:
+        """How many threads read."""
+        return self._chosen[0]
 
     # --- what comes --------------------------------------------------------------------------
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from typing import Any
 
-from dsprep.errors import DsprepError
 from dsprep.reader.cached import ReaderCache
 from dsprep.reader.defaults import buffers_by_rule, cores_of, threads_by_rule, units_ahead
-from dsprep.reader.engines import Engine, Fallback, make
+from dsprep.reader.engines import make
 from dsprep.reader.node.tokens import staggering
 from dsprep.reader.options import ReaderOptions, chosen_fields
 from dsprep.reader.order import Assignment
@@ -44,10 +43,12 @@ def settings_for(
     cache: ReaderCache | None,
     comm: Any,
 ) -> Settings:
-    """Return how a pipeline works, with what `choose_for` gave."""
-    (threads, buffers), stagger = chosen, options.stagger
+    """Return how a pipeline works, with what `choose_for` gave; the engine has to work here."""
+    (threads, buffers), stagger, engine = chosen, options.stagger, make(options.engine)
+    if options.engine != "buffered" and len(opened):
+        engine.prepare(first_file(opened, chosen_fields(options, opened).names))
     return Settings(
-        engine=_engine(options, opened),
+        engine=engine,
         threads=threads,
         buffers=buffers,
         unit_samples=order.most * order.mixed,
@@ -56,15 +57,3 @@ def settings_for(
         cache=cache,
         token=nullcontext if stagger is None else staggering(rank_info, stagger, threads, comm),
     )
-
-
-def _engine(options: ReaderOptions, opened: Sidecar) -> Engine:
-    """Return what reads; of an engine that may be refused, what opening the data shows."""
-    engine = make(options.engine)
-    if engine.name == "buffered":
-        return engine
-    fallback = Fallback(engine)
-    if len(opened) and options.cache is None:  # else files of a copy may be read
-        with suppress(OSError, DsprepError):  # reading will report it
-            fallback.prepare(first_file(opened, chosen_fields(options, opened).names))
-    return fallback

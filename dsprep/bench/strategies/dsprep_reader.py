@@ -10,7 +10,6 @@ from typing import Any
 from dsprep.bench.delays import DelayedEngine
 from dsprep.bench.strategies.base import Way
 from dsprep.bench.task import Drawn, Task
-from dsprep.errors import UsageError
 from dsprep.planning.published import parse_storage
 from dsprep.reader.cached import Cache
 from dsprep.reader.loader import Reader
@@ -61,8 +60,6 @@ def open_reader(task: Task, resources: ExitStack, *, passes: int = 1, **more: An
         else DelayedReader(task.path, task.batch_size, task=task, **arguments)
     )
     resources.callback(reader.close)
-    if reader.choice.engine != arguments["engine"]:  # figures would be of another engine
-        raise UsageError(f"the engine does not work here: {reader.choice.refusal}")
 
     def turns(number: int) -> range:
         return range(number * passes, (number + 1) * passes)

@@ -4,18 +4,11 @@
     ``preadv`` through the page cache: the kernel puts every sample where it is delivered.
 `direct`
     Past the page cache (``O_DIRECT``), through memory of the thread.
-`Fallback`
-    Another one where it works, and `Engine` elsewhere.
 """
 
 from __future__ import annotations
 
-import threading
-import warnings
 from importlib import import_module
-from weakref import WeakSet
-
-from typing_extensions import override
 
 from dsprep.errors import UsageError
 from dsprep.storage.base import Handle
@@ -32,12 +25,10 @@ class Unavailable(UsageError):
 class Engine:
     """Reads ranges of a file to places, from several threads at once: through the page cache.
 
-    Its `name` is what it is called in ``engine=``; `why` is the first refusal where another one was
-    asked for, None without one.
+    Its `name` is what it is called in ``engine=``.
     """
 
     name = "buffered"
-    why: str | None = None
 
     def prepare(self, file: Handle) -> None:
         """Make ready to read a file, which no byte is read for.
@@ -68,53 +59,6 @@ class Engine:
             If the engine does not work on this file system or machine.
         """
         return file.read_runs(runs)
-
-
-class EngineWarning(UserWarning):
-    """The engine that was asked for does not work here, and ``"buffered"`` reads instead."""
-
-
-class Fallback(Engine):
-    """Reads by an engine, or through the page cache where that engine is refused.
-
-    What a mount can do is found out by trying it, once for each file, never by the name of the file
-    system: some refuse O_DIRECT when a file is opened, others when it is read.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self.name, self._engine = engine.name, engine
-        self._refused: WeakSet[Handle] = WeakSet()
-        self._lock = threading.Lock()
-
-    @override
-    def prepare(self, file: Handle) -> None:
-        try:
-            self._engine.prepare(file)
-        except Unavailable as error:
-            self._refuse(file, error)
-
-    @override
-    def read_runs(self, file: Handle, runs: Runs) -> tuple[int, int]:
-        if file not in self._refused:
-            try:
-                return self._engine.read_runs(file, runs)
-            except Unavailable as error:
-                self._refuse(file, error)
-        return super().read_runs(file, runs)
-
-    def _refuse(self, file: Handle, error: Unavailable) -> None:
-        """Read a file through the page cache from now on, and say so, once."""
-        with self._lock:
-            self._refused.add(file)
-            if self.why is not None:
-                return
-            self.why = f'engine="{self.name}" was asked for: {error.what}'
-        warnings.warn(
-            f'{error.where}: {error.what}, so engine="buffered" reads instead of '
-            f'engine="{self.name}"',
-            EngineWarning,
-            stacklevel=8,
-        )
 
 
 def make(name: str) -> Engine:
