@@ -68,6 +68,15 @@ CONDITIONS = {
 }
 
 
+def test_groups_of_a_subset_come_in_order_unless_they_are_shuffled(grouped: Path) -> None:
+    for shuffle in ("none", "group"):
+        with dsprep.Reader(grouped, 16, subset="i % 3 == 0", shuffle=shuffle, seed=1) as reader:
+            found = came(reader)
+        groups = [i // 50 for i in found]
+        assert sorted(found) == list(range(0, N, 3))
+        assert (found == sorted(found), groups == sorted(groups)) == (shuffle == "none",) * 2
+
+
 @pytest.mark.parametrize("text", CONDITIONS)
 def test_conditions_choose_what_numpy_does(grouped: Path, text: str) -> None:
     expected = np.flatnonzero(CONDITIONS[text](columns(grouped)))
