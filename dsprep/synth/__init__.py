@@ -26,7 +26,7 @@ from dsprep.source.files import check_replaceable
 from dsprep.storage.atomic import put
 from dsprep.storage.durable import sync, sync_directory
 from dsprep.storage.trees import remove
-from dsprep.synth import caffe, cosmic, cosmoflow, deepcam, ffn, neuron, oc20  # noqa: F401
+from dsprep.synth import caffe, cosmic, cosmoflow, deepcam, ffn, neuron, nova, oc20  # noqa: F401
 from dsprep.synth.job import RECIPES, Progress, Recipe, SynthJob
 
 __all__ = ["Synthesised", "describe", "names", "synth"]
