@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_checks import entry, frame, message, write_records
-from support import assert_same_batch, random_batch, schemas, write_batch
+from support import assert_same_batch, fails, random_batch, schemas, write_batch
 
 from dsprep.core.schema import Batch, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import FormatError, SchemaError, TargetError, UnsupportedError, UsageError
@@ -103,8 +103,7 @@ def test_feature_types_that_are_asked_for(tmp_path: Path, field: Field, feature:
 )
 def test_what_no_list_can_hold_is_refused(field: Field, feature: str | None) -> None:
     options = WriteOptions(features={"x": feature} if feature else {})
-    with pytest.raises(UnsupportedError):
-        TFR.plan(Schema((field,)), options)
+    fails(lambda: TFR.plan(Schema((field,)), options), UnsupportedError)
 
 
 @pytest.mark.parametrize("codec", ["zlib", "zstd", "blosc"])
@@ -286,8 +285,7 @@ def test_integers_out_of_range_are_refused(tmp_path: Path) -> None:
 def test_a_sidecar_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     path = write_records(tmp_path / "f", build(k=(INT64, ints(1))))
     for field in (Field("k", F4), Field("z", I8), Field("k", I8, (3,))):
-        with pytest.raises(FormatError):
-            opened(path, hint=Schema((field,)))
+        fails(lambda: opened(path, hint=Schema((field,))), FormatError)
 
 
 def test_the_sidecar_gives_types_and_attributes(tmp_path: Path) -> None:
@@ -358,8 +356,7 @@ def test_packed_files_need_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path.write_bytes(gzip.compress(frame(build(x=(BYTES, bytes(2_000_000))))))
     with Path("/dev/full").open("w+b", buffering=0) as full_disk:
         monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: full_disk)
-        with pytest.raises(TargetError, match="set TMPDIR"):
-            opened(path)
+        fails(lambda: opened(path), TargetError, "set TMPDIR")
 
 
 @settings(deadline=None)
