@@ -11,11 +11,11 @@ from support import fails
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import UsageError
 from dsprep.writing.buffers import (
-    decide,
+    choose_groups,
     edges_by_bytes,
+    group_warnings,
     parse_buffer,
-    warnings,
-    within,
+    shrink_groups,
 )
 from dsprep.writing.stripes import Stripe
 
@@ -65,7 +65,9 @@ CASES = [
 @pytest.mark.parametrize(("given", "expected"), CASES)
 def test_decisions(given, expected):
     samples, nbytes, asked, stripe_nbytes, memory, ranks = given
-    found = decide(samples, nbytes, parse_buffer(asked), stripe(stripe_nbytes), memory, ranks)
+    found = choose_groups(
+        samples, nbytes, parse_buffer(asked), stripe(stripe_nbytes), memory, ranks
+    )
     assert found.samples == expected
     assert found.group_nbytes == nbytes * expected
     assert found.limit_nbytes is None
@@ -74,7 +76,7 @@ def test_decisions(given, expected):
 
 @given(st.integers(1, 10**6), st.integers(1, 10**5))
 def test_equal_groups_are_as_many_as_full_ones(samples, fit):
-    found = decide(samples, 10, (None, 10 * fit), stripe(), GIB).samples
+    found = choose_groups(samples, 10, (None, 10 * fit), stripe(), GIB).samples
     groups = -(-samples // min(fit, samples))
     assert found <= fit
     assert -(-samples // found) == groups
@@ -83,9 +85,9 @@ def test_equal_groups_are_as_many_as_full_ones(samples, fit):
 
 def test_ragged_samples_have_a_limit():
     sizes = np.array([100, 300, 200, 200])
-    found = decide(4, sizes, (None, 450), stripe(), GIB)
+    found = choose_groups(4, sizes, (None, 450), stripe(), GIB)
     assert (found.samples, found.group_nbytes, found.limit_nbytes) == (2, 400, 450)
-    assert decide(4, sizes, (2, None), stripe(), GIB).limit_nbytes is None
+    assert choose_groups(4, sizes, (2, None), stripe(), GIB).limit_nbytes is None
 
 
 def by_hand(sizes, limit):
@@ -117,7 +119,7 @@ def test_a_sample_beyond_the_limit_is_a_group_of_its_own():
 
 def test_warnings():
     def given(nbytes=128 * MIB, **more):
-        return warnings(8192, 64, nbytes, memory=GIB, **more)
+        return group_warnings(8192, 64, nbytes, memory=GIB, **more)
 
     assert given() == []
     assert given(ranks=64) == []
@@ -125,7 +127,8 @@ def test_warnings():
     # S < N/G = 8192 / 64 = 128
     assert given(epochs=127) == []
     assert "S >= N/G" in given(epochs=128)[0]
-    assert warnings(64, 64, 8, memory=GIB, epochs=9) == []  # the order of groups is all there is
+    # Groups of one sample: the order of groups is all there is.
+    assert group_warnings(64, 64, 8, memory=GIB, epochs=9) == []
     assert given(512 * MIB) == []
     assert "two buffers" in given(513 * MIB)[0]
     assert len(given(513 * MIB, ranks=100, epochs=1000)) == 3
@@ -134,15 +137,15 @@ def test_warnings():
 def test_the_largest_of_even_groups_keeps_within_the_limit():
     schema = Schema((Field("x", np.dtype("u1"), (None,)), Field("y", np.dtype("<i8"))))
     sizes = np.random.default_rng(0).integers(0, 200, 10_000)
-    choice = decide(len(sizes), sizes + 8, (None, 10_000), stripe(), 1 << 40)
-    found = within(choice, 10_000, schema, {"x": sizes})
+    choice = choose_groups(len(sizes), sizes + 8, (None, 10_000), stripe(), 1 << 40)
+    found = shrink_groups(choice, 10_000, schema, {"x": sizes})
     assert choice.samples // 4 < found.samples < choice.samples
     groups = np.add.reduceat(sizes, np.arange(0, len(sizes), found.samples))
     assert len(groups) * found.samples - len(sizes) < len(groups)  # the last is no short one
     assert groups.max() + 24 * found.samples <= 10_000
-    assert within(found, 10_000, schema, {"x": sizes}) == found
+    assert shrink_groups(found, 10_000, schema, {"x": sizes}) == found
     sizes[77] = 9_900  # small groups would be padded as this one
-    kept = within(choice, 10_000, schema, {"x": sizes})
+    kept = shrink_groups(choice, 10_000, schema, {"x": sizes})
     assert kept == choice
-    none = decide(0, sizes[:0], (None, 10_000), stripe(), 1 << 40)
-    assert within(none, 10_000, schema, {"x": sizes[:0]}) == none
+    none = choose_groups(0, sizes[:0], (None, 10_000), stripe(), 1 << 40)
+    assert shrink_groups(none, 10_000, schema, {"x": sizes[:0]}) == none

@@ -293,7 +293,7 @@ def test_interrupted_splits_go_on_with_what_is_missing(origins, tmp_path, monkey
         broken.mkdir()
         done.clear()
         with monkeypatch.context() as patch:
-            or_die(patch, making, "make_in", after)
+            or_die(patch, making, "make_output", after)
             or_die(patch, Staging, "publish", after)
             or_die(patch, Staging, "discard", after)
             with pytest.raises(Killed):

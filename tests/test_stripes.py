@@ -13,7 +13,7 @@ from dsprep.errors import UsageError
 from dsprep.verbs.repack import RepackOptions, plan_repack
 from dsprep.writing import stripes
 from dsprep.writing.job import RunOptions
-from dsprep.writing.stripes import detect, hint, requested_stripe
+from dsprep.writing.stripes import detect_stripe, requested_stripe, suggest_stripes
 
 MIB = 1 << 20
 
@@ -89,19 +89,19 @@ def lustre(tmp_path, monkeypatch):
 )
 def test_the_layout_of_the_last_byte(text, expected, nbytes, lustre, tmp_path):
     lustre(text)
-    assert detect(tmp_path, expected).nbytes == nbytes
+    assert detect_stripe(tmp_path, expected).nbytes == nbytes
 
 
 def test_lustre(lustre, tmp_path):
     args = lustre(PROGRESSIVE)
-    found = detect(tmp_path / "not" / "yet.h5", 500 * MIB)
+    found = detect_stripe(tmp_path / "not" / "yet.h5", 500 * MIB)
     assert args().split() == ["getstripe", "-d", str(tmp_path)]
     assert "lfs getstripe" in found.source
     assert found.file_system == "lustre"
     file = tmp_path / "here stripe_size: 77"
     file.write_bytes(b"x")
     lustre(DIRECTORY)
-    assert detect(file).nbytes == MIB
+    assert detect_stripe(file).nbytes == MIB
     assert args().split() == ["getstripe", *str(file).split()]
 
 
@@ -120,14 +120,14 @@ def test_lfs_that_does_not_help(how, lustre, tmp_path, monkeypatch):
             lustre("")
             (tmp_path / "bin" / "lfs").write_text("#!/bin/sh\nexec sleep 5\n")
             monkeypatch.setattr(stripes, "TIMEOUT", 0.1)
-    found = detect(tmp_path)
+    found = detect_stripe(tmp_path)
     assert "lfs getstripe" not in found.source
 
 
 @pytest.mark.parametrize("kind", ["ext4", "gpfs", "fuse.sshfs"])
 def test_other_file_systems(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(stripes, "file_system", lambda _: kind)
-    found = detect(tmp_path / "data.h5", 5)
+    found = detect_stripe(tmp_path / "data.h5", 5)
     assert found.file_system == kind
     assert kind in found.source
     assert found.nbytes >= 4096
@@ -136,7 +136,7 @@ def test_other_file_systems(kind, tmp_path, monkeypatch):
 
 def test_no_mounts_are_known(tmp_path, monkeypatch):
     monkeypatch.setattr(stripes, "mount_of", lambda _: None)
-    assert detect(tmp_path).file_system == "unknown"
+    assert detect_stripe(tmp_path).file_system == "unknown"
 
 
 def test_as_asked(tmp_path):
@@ -176,7 +176,7 @@ GIB = 1 << 30
 )
 def test_the_hint(tmp_path, stripe, outputs, more, command):
     """Stripes fit how many read at once; a large file that is shared is never on one target."""
-    text = hint(requested_stripe(stripe, tmp_path), outputs, **more)
+    text = suggest_stripes(requested_stripe(stripe, tmp_path), outputs, **more)
     assert text.startswith(f"lfs setstripe {command}: ")
 
 

@@ -49,7 +49,7 @@ def describe(path: Path) -> dict[str, Any]:
         "packages": _packages,
         "scattered_reads": way,
         "file_system": lambda: _file_system(at),
-        "stripe": lambda: {"bytes": stripes.detect(at).nbytes},
+        "stripe": lambda: {"bytes": stripes.detect_stripe(at).nbytes},
     }
     facts = {}
     for name, find in known.items():

@@ -1,9 +1,9 @@
-"""Commands made of functions: parameters are the options, and the docstring is the page of help.
+"""Commands made of functions: parameters are the options, the docstring is the help page.
 
-A parameter before the ``/`` is an argument, any other one an option. One whose type is a class of
-options (a dataclass, or the keyword arguments that a function of the library takes) stands for all
-that the docstring of that class describes; the command gets the object, or what was typed. In
-numpydoc's ``name : SIZE``, SIZE is what the page of help calls the value.
+A parameter before the ``/`` is an argument, any other one an option. A parameter whose type is a
+class of options (a dataclass, or a `TypedDict` of keyword arguments) stands for all options that
+the docstring of the class describes; the command gets the object, or a dict of what was typed. In
+numpydoc's ``name : SIZE``, SIZE is the metavar of the help page.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from dsprep.formats.base import Source
     from dsprep.formats.options import OpenOptions
 
-SPELLED = {
+OPTION_NAMES = {
     "fields": ("--field", "-f"),
     "fields_a": ("--field-a",),
     "fields_b": ("--field-b",),
@@ -69,20 +69,20 @@ SPELLED = {
     "cold": ("--warm",),
     "workers": ("--workers", "-j"),
 }
-"""Names of options that are not those of their parameters alone."""
+"""Options whose names are not derived from their parameters alone."""
 
-VALUES = {
+FLAG_VALUES = {
     "--raw-records": "opaque",
     "--no-recompose": False,
     "--warm": False,
 }
 """Values of options that take none, if not True."""
 
-PYTHON_ALONE = frozenset({"check_crc", "durable", "stop", "features", "key_format", "zarr_format"})
-PYTHON_ALONE |= {"zarr_shard", "open_options", "write_options"}
-"""Options that functions have, and the command line has not."""
+PYTHON_ONLY = frozenset({"check_crc", "durable", "stop", "features", "key_format", "zarr_format"})
+PYTHON_ONLY |= {"zarr_shard", "open_options", "write_options"}
+"""Options of functions that the command line lacks."""
 
-COMPLETED = {
+COMPLETIONS = {
     "to": ("dsprep.formats:WRITTEN",),
     "export": ("dsprep.sidecar.export:KINDS",),
     "name": ("dsprep.synth:names",),
@@ -91,7 +91,7 @@ COMPLETED = {
 """Completions of an option's value: lists of names, each as ``module:attribute``."""
 
 
-class Talking(NamedTuple):
+class OutputOptions(NamedTuple):
     """The amount of output.
 
     Attributes
@@ -106,18 +106,18 @@ class Talking(NamedTuple):
     verbose: bool = False
 
 
-_Mistake = cast("type[Exception]", typer.BadParameter.__mro__[1])
+_ParserError = cast("type[Exception]", typer.BadParameter.__mro__[1])
 """The parser's error for every mistake; its module differs between versions of typer."""
 
 
 class Command(TyperCommand):
-    """A command whose page has examples first, and options by what they are about."""
+    """A command whose help page has examples first, and options by topic."""
 
     sections: Mapping[str, str]
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return all options and arguments."""
-        return _as_typed(super().get_params(ctx))
+        return _keep_text(super().get_params(ctx))
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
         """Write how the command is called."""
@@ -126,7 +126,7 @@ class Command(TyperCommand):
         formatter.write_usage(ctx.command_path, " ".join([*map(str, shown), "[OPTIONS]"]))
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """Write what the command does, and examples."""
+        """Write the description of the command, and examples."""
         formatter.write_paragraph()
         with formatter.indentation():
             formatter.write_text(self.sections[""])
@@ -135,7 +135,7 @@ class Command(TyperCommand):
                 formatter.write(f"  {line}\n" if line else "")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write options by what they are about."""
+        """Write options by topic."""
         panels = dict[str, list[tuple[str, str]]]()
         for param in self.get_params(ctx):
             if (record := param.get_help_record(ctx)) is not None:
@@ -147,16 +147,13 @@ class Command(TyperCommand):
                 formatter.write_dl(records)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write what else there is to say."""
+        """Write the notes."""
         formatter.write_paragraph()
         formatter.write_text(self.sections.get("Notes", ""))
 
 
-def _as_typed(params: list[Any]) -> list[Any]:
-    """Return options and arguments whose values stay as they are typed.
-
-    typer converts them by a package whose import takes longer than most commands.
-    """
+def _keep_text(params: list[Any]) -> list[Any]:
+    """Return options whose values stay text: typer converts by a package that is slow to import."""
 
     def take(param: Any, process: Callable[..., Any], ctx: Any, value: Any) -> Any:
         if param.required and not value:
@@ -170,9 +167,14 @@ def _as_typed(params: list[Any]) -> list[Any]:
 
 
 class Entry(NamedTuple):
-    """A command that is imported when it runs: ``module:attribute``, and what a group says of it.
+    """A command that is imported when it runs.
 
-    That is the first paragraph of its own page.
+    Attributes
+    ----------
+    location
+        ``module:attribute`` of the command.
+    summary
+        Its line in the help page of its group.
     """
 
     location: str
@@ -180,16 +182,19 @@ class Entry(NamedTuple):
 
 
 class Group(TyperGroup):
-    """Commands that are imported when they run; a mistake of the user is one line and exit code 2.
+    """Commands that are imported when they run; a user's mistake is one line and exit code 2.
 
-    `available` are its commands.
+    Attributes
+    ----------
+    available
+        The commands by name.
     """
 
     available: Mapping[str, Entry] = MappingProxyType({})
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return all options."""
-        return _as_typed(super().get_params(ctx))
+        return _keep_text(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands, without importing them."""
@@ -214,7 +219,7 @@ class Group(TyperGroup):
         """Run the command that the arguments name, and leave with its exit code."""
         try:
             code = super().main(args, *more, **{**others, "standalone_mode": False})
-        except _Mistake as error:
+        except _ParserError as error:
             if type(error).__name__ == "NoArgsIsHelpError":
                 say(*str(error.args[0]).splitlines())
                 sys.exit(2)
@@ -234,8 +239,8 @@ def group(name: str, help: str, available: Mapping[str, Entry]) -> Group:
 
 
 def command(function: Callable[..., None]) -> Command:
-    """Return the command that a function is."""
-    hints, described = get_type_hints(function), _described(function)
+    """Make a command of a function; its parameters become arguments and options."""
+    hints, described = get_type_hints(function), _parameter_docs(function)
     parameters = inspect.signature(function).parameters
     kinds = {n: kind for n, kind in hints.items() if is_dataclass(kind) or is_typeddict(kind)}
     arguments = {n for n, p in parameters.items() if p.kind is p.POSITIONAL_ONLY}
@@ -243,11 +248,11 @@ def command(function: Callable[..., None]) -> Command:
     for name, hint in types.items():
         make = _argument if name in arguments else _option
         taken.append(make(name, hint, parameters[name].default, *described[name]))
-    taken += [_option(n, bool, None, *words) for n, words in _described(Talking).items()]
+    taken += [_option(n, bool, None, *words) for n, words in _parameter_docs(OutputOptions).items()]
     for kind in kinds.values():
-        theirs, heading = _hints(kind), _sections(kind.__doc__)[""].partition(".")[0]
-        for name, words in _described(kind).items():
-            if name in theirs.keys() - PYTHON_ALONE - types.keys() and (
+        theirs, heading = _parameter_types(kind), _sections(kind.__doc__)[""].partition(".")[0]
+        for name, words in _parameter_docs(kind).items():
+            if name in theirs.keys() - PYTHON_ONLY - types.keys() and (
                 name != "memory" or is_typeddict(kind)  # else of commands that have it themselves
             ):
                 types[name] = theirs[name]
@@ -256,17 +261,17 @@ def command(function: Callable[..., None]) -> Command:
 
     def run(**given: Any) -> None:
         texts = {n: v for n, v in given.items() if v not in (None, False, [], ())}
-        talk = Talking(*(texts.pop(n, False) for n in Talking._fields))
-        if talk.quiet and talk.verbose:
+        output = OutputOptions(*(texts.pop(n, False) for n in OutputOptions._fields))
+        if output.quiet and output.verbose:
             fail("--quiet and --verbose contradict each other", 2)
-        level = Verbosity(talk.verbose - talk.quiet)
+        level = Verbosity(output.verbose - output.quiet)
         with verbosity(level), reporting_errors(), ExitStack() as stack:
-            typed = {n: _converted(n, types[n], v) for n, v in texts.items()}
+            typed = {n: _parse_value(n, types[n], v) for n, v in texts.items()}
             if "executor" in types:
-                typed["executor"] = _executor(typed, stack)
+                typed["executor"] = _open_executor(typed, stack)
             values = {n: v for n, v in typed.items() if n in parameters}
             for name, kind in kinds.items():
-                some = {n: v for n, v in typed.items() if n in _hints(kind)}
+                some = {n: v for n, v in typed.items() if n in _parameter_types(kind)}
                 values[name] = some if is_typeddict(kind) else kind.of(**some)
             first = [values.pop(n, parameters[n].default) for n in parameters if n in arguments]
             function(*first, **values)
@@ -292,8 +297,8 @@ def _sections(text: str | None) -> dict[str, str]:
     return {"": first, **dict(zip(rest[::2], rest[1::2], strict=True))}
 
 
-def _described(kind: Any) -> dict[str, tuple[str, str]]:
-    """Return what pages of help call the value of each parameter, and what they say of it."""
+def _parameter_docs(kind: Any) -> dict[str, tuple[str, str]]:
+    """Return metavar and help text of each parameter in a docstring."""
     described = dict[str, tuple[str, str]]()
     for each in reversed(kind.__mro__ if isinstance(kind, type) else (kind,)):
         sections = _sections(each.__doc__)
@@ -306,29 +311,29 @@ def _described(kind: Any) -> dict[str, tuple[str, str]]:
     return described
 
 
-def _plain(hint: Any) -> Any:
-    """Return the type of a value: text where that is one of several."""
+def _single_type(hint: Any) -> Any:
+    """Return the type of one value: `str` if a union has it."""
     kinds = [k for k in get_args(hint) if k is not NoneType]
     if get_origin(hint) in (Union, UnionType):
-        return str if str in kinds else _plain(kinds[0])
+        return str if str in kinds else _single_type(kinds[0])
     return hint
 
 
-def _hints(kind: Any) -> dict[str, Any]:
-    """Return the types of parameters; those of options of functions alone are not imported."""
+def _parameter_types(kind: Any) -> dict[str, Any]:
+    """Return the types of parameters, without importing types that only functions take."""
     return get_type_hints(kind, localns=dict.fromkeys(("OpenOptions", "WriteOptions"), object))
 
 
 def _metavar(name: str, hint: Any) -> str:
-    """Return what a page of help calls a value, where nothing is said of that."""
-    kind = _plain(hint)
+    """Return the default metavar of a parameter."""
+    kind = _single_type(hint)
     if get_origin(kind) is Literal:
         return "|".join(get_args(kind))
     return {int: "N", float: "X", Path: "FILE"}.get(kind, name.upper())
 
 
-def _completing(names: Sequence[str]) -> Callable[[str], list[str]]:
-    """Return what completes a word; nothing is imported before that is to be done."""
+def _make_completer(names: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return a function that completes a word, and imports the lists of names when called."""
 
     def complete(incomplete: str) -> list[str]:
         lists = [getattr(import_module(m), a) for m, _, a in (n.partition(":") for n in names)]
@@ -339,11 +344,11 @@ def _completing(names: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def _parameter(name: str, hint: Any, default: Any, how: Any) -> Parameter:
-    """Return a parameter as typer takes it: a switch, a text, or several."""
-    kind: Any = _plain(hint)
+    """Return a parameter for typer: a flag, a text, or a list of texts."""
+    kind: Any = _single_type(hint)
     missing: Any = None
     text: Any = str | None
-    if kind is bool or SPELLED.get(name, "?")[0] in VALUES:
+    if kind is bool or OPTION_NAMES.get(name, "?")[0] in FLAG_VALUES:
         missing, text = False, bool
     elif get_origin(kind) in (list, tuple, Sequence, Mapping):
         text = list[str] | None
@@ -354,10 +359,10 @@ def _parameter(name: str, hint: Any, default: Any, how: Any) -> Parameter:
 def _option(
     name: str, hint: Any, default: Any, metavar: str, words: str, heading: str | None = None
 ) -> Parameter:
-    """Return the option that a parameter is."""
-    names = SPELLED.get(name, ("--" + name.replace("_", "-"),))
-    complete = _completing(COMPLETED[name]) if name in COMPLETED else None
-    is_value = not isinstance(default, bool) and names[0] not in VALUES
+    """Return the option of a parameter."""
+    names = OPTION_NAMES.get(name, ("--" + name.replace("_", "-"),))
+    complete = _make_completer(COMPLETIONS[name]) if name in COMPLETIONS else None
+    is_value = not isinstance(default, bool) and names[0] not in FLAG_VALUES
     if is_value and isinstance(default, (int, float, str)):
         words += f"  [default: {default}]"
     metavar = metavar or _metavar(name, hint)
@@ -367,17 +372,17 @@ def _option(
 
 
 def _argument(name: str, hint: Any, default: Any, metavar: str, words: str) -> Parameter:
-    """Return the argument that a parameter is."""
-    complete = _completing(COMPLETED[name]) if name in COMPLETED else None
+    """Return the argument of a parameter."""
+    complete = _make_completer(COMPLETIONS[name]) if name in COMPLETIONS else None
     how = typer.Argument(metavar=metavar, help=words, show_default=False, autocompletion=complete)
     return _parameter(name, hint, default, how)
 
 
-def _converted(name: str, hint: Any, value: Any) -> Any:
-    """Return the value that a text stands for."""
-    option, kind = SPELLED.get(name, ("--" + name.replace("_", "-"),))[0], _plain(hint)
+def _parse_value(name: str, hint: Any, value: Any) -> Any:
+    """Return the value of an option given as text."""
+    option, kind = OPTION_NAMES.get(name, ("--" + name.replace("_", "-"),))[0], _single_type(hint)
     if value is True:
-        return VALUES.get(option, True)
+        return FLAG_VALUES.get(option, True)
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         wrong, fix = f"{option} {value!r} is not understood", near(value, choices)
@@ -402,8 +407,8 @@ def _converted(name: str, hint: Any, value: Any) -> Any:
 # --- values ----------------------------------------------------------------------------------
 
 
-def _executor(given: Mapping[str, Any], stack: ExitStack) -> Executor | None:
-    """Return who does the work; in MPI ranks other than the first, do its tasks and leave."""
+def _open_executor(given: Mapping[str, Any], stack: ExitStack) -> Executor | None:
+    """Return the executor of a run; MPI ranks other than 0 do tasks and never return."""
     from dsprep.executors import opened
     from dsprep.executors.mpi import launched
 
@@ -423,8 +428,8 @@ def sources_and_target(
 ) -> tuple[Sequence[str], str]:
     """Return the sources, and the last path, which is the output.
 
-    Leaves the command if there is no source, or the output exists beside sources of its kind and
-    is not to be replaced: it is one of them where a pattern was not quoted and no output was named.
+    Leaves the command if there is no source. Also if the output exists beside sources of its kind
+    and is not to be replaced: with an unquoted pattern and no output, it is one of the sources.
     """
     from dsprep.storage.atomic import partial_path
     from dsprep.storage.paths import as_path
@@ -452,7 +457,7 @@ def opened(
     marked: bool = False,
     inspected: int | None = None,
 ) -> Source:
-    """Open a dataset, with a bar where it has many files; see `open_dataset`."""
+    """Open a dataset, and show progress on stderr if it has many files."""
     from dsprep.source.dataset import open_dataset
 
     with count_bar("open", show) as update:

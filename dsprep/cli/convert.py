@@ -57,19 +57,19 @@ def convert(
     dsprep convert train.h5 shards --to tfrecord --shard-size 1GiB --dry-run
     """
     from dsprep.storage.paths import as_path
-    from dsprep.verbs.convert import as_options, plan_job
-    from dsprep.writing.job import admit
-    from dsprep.writing.plan import stop_of
+    from dsprep.verbs.convert import parse_options, plan_job
+    from dsprep.writing.job import count_workers
+    from dsprep.writing.plan import parse_stop
     from dsprep.writing.run import check_targets, run_job
 
-    made, how = as_options(options)
-    sources, target = sources_and_target("convert", paths, how.overwrite)
-    reading = replace(reading, stop=stop_of(made.samples))
+    output, run_options = parse_options(options)
+    sources, target = sources_and_target("convert", paths, run_options.overwrite)
+    reading = replace(reading, stop=parse_stop(output.samples))
     with opened(sources, reading, not json, marked=True) as source:
-        job = plan_job(source, as_path(target), made)
+        job = plan_job(source, as_path(target), output)
         if dry_run:
-            admit(job, how.workers, how.memory)
-            check_targets([job.target], how, dry=True)
+            count_workers(job, run_options.workers, run_options.memory)
+            check_targets([job.target], run_options, dry=True)
             _print_plan(job, source, json)
             return
         announced = (*source.notes, *job.losses)
@@ -77,7 +77,7 @@ def convert(
             for line in announced:
                 note(line)
         with progress_bar("convert", job.samples, job.payload, not json) as update:
-            report = run_job(job, how, update)
+            report = run_job(job, run_options, update)
         if json:
             print_json({**vars(report), "rate": report.copied / max(report.seconds, 1e-9)})
             return

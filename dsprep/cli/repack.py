@@ -66,25 +66,25 @@ def repack(
     Exit status: 0 done, 1 bad data or target, 2 wrong usage, 130 interrupted.
     """
     from dsprep.storage.paths import as_path
-    from dsprep.verbs.repack import as_options, order_warnings, plan_repack, run_repack
+    from dsprep.verbs.repack import order_warnings, parse_options, plan_repack, run_repack
     from dsprep.writing.run import check_targets
 
-    made, how = as_options(options)
-    sources, target = sources_and_target("repack", paths, how.overwrite)
+    output, run_options = parse_options(options)
+    sources, target = sources_and_target("repack", paths, run_options.overwrite)
     with opened(sources, reading, not json, marked=True) as source:
-        plan = plan_repack(source, as_path(target), made, how)
+        plan = plan_repack(source, as_path(target), output, run_options)
         plan = replace(plan, warnings=(*plan.warnings, *order_warnings(plan)))
         if dry_run:
-            check_targets([part.target for part in plan.parts], how, dry=True)
+            check_targets([part.target for part in plan.parts], run_options, dry=True)
         if not json:
-            _say_plan(plan, made, dry_run)
+            _say_plan(plan, output, dry_run)
         elif dry_run:
             print_json(_plan_json(plan))
         if dry_run:
             return
         measure = current_verbosity() > Verbosity.quiet
         with _progress_of_all(plan, not json) as progress:
-            report = run_repack(plan, how, measure=measure, progress=progress)
+            report = run_repack(plan, run_options, measure=measure, progress=progress)
     if json:
         print_json(
             {
@@ -156,7 +156,7 @@ def _lacking(plan: RepackPlan) -> list[str]:
 def _print_plan(plan: RepackPlan, ranks: int | None) -> None:
     from dsprep.core.units import show_nbytes
     from dsprep.verbs.repack import inodes
-    from dsprep.writing.stripes import hint
+    from dsprep.writing.stripes import suggest_stripes
 
     stripe, rows = plan.stripe, []
     for part in plan.parts:
@@ -181,7 +181,7 @@ def _print_plan(plan: RepackPlan, ranks: int | None) -> None:
             rows.append(("working", f"{show_nbytes(job.scratch)} of files meanwhile"))
     rows += scratch_rows(plan.parts)
     if stripe.file_system.startswith("lustre"):
-        advice = hint(
+        advice = suggest_stripes(
             stripe,
             [[p.nbytes for p in part.plans] for part in plan.parts],
             str(plan.parts[0].target.parent),

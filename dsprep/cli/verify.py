@@ -121,7 +121,7 @@ def _known(path: str, options: OpenOptions, fields: Sequence[str]) -> OpenOption
 
     from dsprep.core.schema import FieldSpec
     from dsprep.errors import FormatError
-    from dsprep.formats.options import OF_ALL, OpenOptions
+    from dsprep.formats.options import COMMON_OPTIONS, OpenOptions
     from dsprep.sidecar import spec
     from dsprep.source.files import find_files
 
@@ -134,7 +134,7 @@ def _known(path: str, options: OpenOptions, fields: Sequence[str]) -> OpenOption
                 return OpenOptions(fields=specs, file_field=number, memory=memory)
             specs = (*specs, FieldSpec(number, number)) if specs else ()
             return OpenOptions(fields=specs, memory=memory)
-    known = files[0][1].open_options | OF_ALL
+    known = files[0][1].open_options | COMMON_OPTIONS
     default = OpenOptions()
     known |= {"file_field", "join"} if len(files) > 1 else {"file_field"}
     foreign = {f.name: getattr(default, f.name) for f in attributes(default) if f.name not in known}

@@ -99,8 +99,8 @@ class OpenOptions:
         return cls(**given)
 
     @property
-    def limit(self) -> int:
-        """The bytes that decoding may take."""
+    def memory_limit(self) -> int:
+        """Bytes that decoding may take."""
         return allowed_memory(self.memory)
 
     def __post_init__(self) -> None:
@@ -116,11 +116,11 @@ class OpenOptions:
 
     @property
     def meaning(self) -> OpenOptions:
-        """The options that decide what the samples are; the rest is up to whoever reads them."""
+        """The options that determine the samples, without those of the reader alone."""
         return replace(self, **{name: getattr(OpenOptions(), name) for name in UNRECORDED})
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is not as by default, without `UNRECORDED`; `from_json` is the inverse."""
+        """Return options that are not the default, without `UNRECORDED`, as JSON."""
         json: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)
@@ -157,13 +157,13 @@ class OpenOptions:
         return cls(**{**json, **decoded})
 
 
-OF_DATASETS = frozenset({"file_field", "join"})
-"""Options about the files of a dataset, which all formats have in common."""
+DATASET_OPTIONS = frozenset({"file_field", "join"})
+"""Options about the files of a dataset, which every format accepts."""
 
 UNRECORDED = frozenset({"check_crc", "follow_external", "join", "memory", "stop"})
-"""Options that no sidecar keeps: what is checked and allowed is decided by whoever reads."""
+"""Options that no sidecar keeps: each reader decides what is checked and allowed."""
 
-OF_ALL = frozenset({"memory", "stop"})
+COMMON_OPTIONS = frozenset({"memory", "stop"})
 """Options that apply to every format."""
 
 
@@ -203,7 +203,7 @@ class Compression:
 
     @classmethod
     def parse(cls, text: str) -> Compression | None:
-        """Return what ``--compress`` asks for.
+        """Return the compression that ``--compress`` names.
 
         Parameters
         ----------
@@ -279,18 +279,18 @@ FLAGS = {
     "skip_keys": "--skip-key",
     "records": "--raw-records",
 }
-"""The names of options on the command line, where they are others."""
+"""Options of the command line whose names differ from their attributes."""
 
 
-def flag(name: str) -> str:
-    """Return how the command line calls an attribute of `OpenOptions` or `WriteOptions`."""
+def option_name(name: str) -> str:
+    """Return the command-line option of an attribute of `OpenOptions` or `WriteOptions`."""
     return FLAGS.get(name, "--" + name.replace("_", "-"))
 
 
-def not_enough(
+def memory_error(
     subject: str, needed: int, memory: int, *, where: object = None, fix: str = "raise --memory"
 ) -> UsageError:
-    """Return the error for what takes at least so many bytes, of which fewer are allowed."""
+    """Return the error for a task that needs more bytes of memory than are allowed."""
     step = 10 ** max(0, (len(str(needed)) - 1) // 3 * 3 - 1)  # as many digits as are shown
     return UsageError(
         subject,
@@ -302,17 +302,18 @@ def not_enough(
 
 
 def check_options(options: OpenOptions | WriteOptions, known: frozenset[str], format: str) -> None:
-    """Raise `UsageError` if an option is set that `format` does not know, or to no such value."""
-    default = type(options)()
+    """Raise `UsageError` for an option that `format` lacks, or an impossible value."""
+    default, applicable = type(options)(), known | DATASET_OPTIONS | COMMON_OPTIONS
     for f in fields(options):
         value = getattr(options, f.name)
-        if f.name not in known | OF_DATASETS | OF_ALL and value != getattr(default, f.name):
+        if f.name not in applicable and value != getattr(default, f.name):
             raise UsageError(
-                f"{flag(f.name)} does not apply to {format}",
-                expected="only " + ", ".join(sorted(map(flag, known))),
+                f"{option_name(f.name)} does not apply to {format}",
+                expected="only " + ", ".join(sorted(map(option_name, known))),
             )
         choices = CHOICES.get(f.name, (value,))
         if value not in choices:
             raise UsageError(
-                f"{flag(f.name)} {value} is not possible", expected="one of " + ", ".join(choices)
+                f"{option_name(f.name)} {value} is not possible",
+                expected="one of " + ", ".join(choices),
             )

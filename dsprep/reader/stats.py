@@ -34,7 +34,7 @@ from dsprep.core.packing import digest
 from dsprep.core.schema import Arena, Array, Batch, Column, Field, Ints, Ragged, is_extension
 from dsprep.errors import UsageError
 from dsprep.formats.base import Source
-from dsprep.formats.options import not_enough
+from dsprep.formats.options import memory_error
 from dsprep.formats.samples import CONVENTIONS
 from dsprep.reader.hidden import load_hidden, save_hidden
 from dsprep.reader.scaling import PACKING, is_stored, unpacking
@@ -423,7 +423,7 @@ def _sums(
     left = memory - source.resident_nbytes()
     if left < each:
         needed = each + source.resident_nbytes()
-        raise not_enough("a sample cannot be read in the memory allowed", needed, memory)
+        raise memory_error("a sample cannot be read in the memory allowed", needed, memory)
     threads, local = min(threads, left // each), threading.local()
 
     def piece(start: int, stop: int) -> Piece:

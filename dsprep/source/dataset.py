@@ -20,7 +20,13 @@ from dsprep.core.schema import Field, FieldSpec, with_others
 from dsprep.errors import DsprepError, UsageError
 from dsprep.formats.base import Format, Source
 from dsprep.formats.fields import MissingField, wanted
-from dsprep.formats.options import OF_ALL, OF_DATASETS, UNRECORDED, OpenOptions, check_options
+from dsprep.formats.options import (
+    COMMON_OPTIONS,
+    DATASET_OPTIONS,
+    UNRECORDED,
+    OpenOptions,
+    check_options,
+)
 from dsprep.sidecar import sidecar, spec
 from dsprep.source.files import find_dataset, find_files, names_of
 from dsprep.source.from_sidecar import SidecarSource
@@ -190,11 +196,11 @@ def _open_joined(
     formats = [find_dataset([path])[0] for path in datasets]
     every: frozenset[str] = frozenset().union(*(f.open_options for f in formats))
     check_options(
-        options, every | OF_DATASETS, " and ".join(dict.fromkeys(f.name for f in formats))
+        options, every | DATASET_OPTIONS, " and ".join(dict.fromkeys(f.name for f in formats))
     )
 
     def opened(number: int, fields: tuple[FieldSpec, ...]) -> Source:
-        known = formats[number].open_options | OF_ALL
+        known = formats[number].open_options | COMMON_OPTIONS
         own = {name: getattr(options, name) for name in known}
         reading = OpenOptions(**{**own, "fields": fields})
         return open_dataset(datasets[number], reading, progress, through=through, marked=marked)

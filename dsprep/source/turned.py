@@ -22,7 +22,7 @@ from dsprep.formats.base import Format, Source
 from dsprep.formats.fields import missing_field
 from dsprep.formats.foreign import WAY_OUT
 from dsprep.formats.located import LazyField, LocatedSource, Parsed, Unlocated
-from dsprep.formats.options import OpenOptions, not_enough
+from dsprep.formats.options import OpenOptions, memory_error
 from dsprep.formats.samples import Beside, Sized, ambiguous, groups_named, listed
 from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import Column, FileLayout
@@ -124,7 +124,7 @@ def _along_axis(base: Source, options: OpenOptions) -> Turned:
     def rows(name: str, start: int, stop: int) -> Array:
         with lock:
             if name not in kept:
-                _check_memory(base, options.limit)
+                _check_memory(base, options.memory_limit)
                 kept[name] = np.moveaxis(np.asarray(base.read_field(name)[0]), axis, 0)
         return kept[name][start:stop]
 
@@ -139,7 +139,7 @@ def _along_axis(base: Source, options: OpenOptions) -> Turned:
 
 def _check_memory(base: Source, limit: int) -> None:
     if (needed := base.schema.fixed_nbytes) > limit:
-        raise not_enough(
+        raise memory_error(
             "the file is read whole, as its samples have no offsets",
             needed,
             limit,

@@ -19,23 +19,23 @@ from dsprep.source.dataset import open_dataset
 from dsprep.source.static import with_static
 from dsprep.storage.paths import StorePath, as_path
 from dsprep.writing.buffers import parse_shard_size
-from dsprep.writing.job import Job, Progress, Report, RunOptions, job_of
+from dsprep.writing.job import Job, Progress, Report, RunOptions, make_job
 from dsprep.writing.plan import (
     cast_schema,
     count_rows,
     make_casts,
     parse_range,
+    parse_stop,
     payload_nbytes,
     shards_by_bytes,
     shards_by_samples,
-    stop_of,
 )
 from dsprep.writing.run import run_job
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions:
-    """The output of a conversion: `ConvertArguments`, understood."""
+    """Options of the output of a conversion, parsed from `ConvertArguments`."""
 
     to: str | None = None
     write: WriteOptions = field(default_factory=WriteOptions)
@@ -61,8 +61,8 @@ def parse_arguments(given: Mapping[str, Any], known: Iterable[str]) -> dict[str,
     return {"to": given.get("to"), "write": write, "shard_size": given.get("shard_size")}
 
 
-def as_options(given: ConvertArguments) -> tuple[ConvertOptions, RunOptions]:
-    """Return what is made, and how, as `convert` is told it."""
+def parse_options(given: ConvertArguments) -> tuple[ConvertOptions, RunOptions]:
+    """Return the options of the output and of the run, from the arguments of `convert`."""
     common = parse_arguments(given, ConvertArguments.__annotations__)
     casts = {name: parse_dtype(dtype) for name, dtype in (given.get("cast") or {}).items()}
     options = ConvertOptions(**common, casts=casts, samples=given.get("samples"))
@@ -79,7 +79,7 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
     target
         The file or directory to make.
     options
-        What to make; by default what the suffix of `target` says.
+        Options of the output; by default, as the suffix of `target` implies.
 
     Returns
     -------
@@ -92,7 +92,7 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
         If the target's format is unknown or cannot hold the data, or options contradict each other.
     """
     options = options or ConvertOptions()
-    target = named_target(target)
+    target = resolve_target(target)
     format = formats.of_target(target, options.to)
     if format is None:
         raise formats.unnamed(target)
@@ -115,7 +115,7 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
     if not schema.ragged:
         payload = schema.fixed_nbytes * (stop - start)  # after casts
     rows = count_rows(source, schema, ranges)
-    return job_of(
+    return make_job(
         target,
         format,
         schema,
@@ -131,13 +131,13 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
     )
 
 
-def named_target(target: Path) -> Path:
-    """Return the path of an output, which has a name.
+def resolve_target(target: Path) -> Path:
+    """Return the path of an output, made absolute if it has no name of its own.
 
     Raises
     ------
     UsageError
-        If it has none.
+        If it is not a path, or has no name.
     """
     if isinstance(target, StorePath):
         target.store.check_writable(target.key)
@@ -176,15 +176,15 @@ def convert(
     progress
         Called with (samples, payload bytes) done so far.
     **options
-        What is made: see `dsprep.core.arguments.ConvertArguments`; and how: `workers`, `memory`,
-        `overwrite`, `restart`, `durable`, `executor`, see `dsprep.writing.job.RunOptions`. Sizes
-        may be text. `open_options` and `write_options` are everything else about reading and
+        Options of the output, `dsprep.core.arguments.ConvertArguments`; of the run, `workers`,
+        `memory`, `overwrite`, `restart`, `durable`, `executor`, `dsprep.writing.job.RunOptions`.
+        Sizes may be text. `open_options` and `write_options` are everything else about reading and
         writing; `fields`, `compress` and `chunk` take precedence.
 
     Returns
     -------
     Report
-        What was written: `target`, `sidecar`, `samples`, `files`, bytes in and out, `seconds`, and
+        The output: `target`, `sidecar`, `samples`, `files`, bytes in and out, `seconds`, and
         `notes` on what the target cannot keep.
 
     Raises
@@ -192,19 +192,20 @@ def convert(
     DsprepError, OSError
         If anything is wrong; nothing half-written is left under the name `target`.
     """
-    made, run = as_options(options)
-    how = reading(options.get("open_options"), fields, run.memory, stop_of(made.samples))
-    with open_dataset(source, how, marked=True) as opened:
-        return run_job(plan_job(opened, as_path(target), made), run, progress)
+    output, run = parse_options(options)
+    stop = parse_stop(output.samples)
+    reading = merge_open_options(options.get("open_options"), fields, run.memory, stop)
+    with open_dataset(source, reading, marked=True) as opened:
+        return run_job(plan_job(opened, as_path(target), output), run, progress)
 
 
-def reading(
+def merge_open_options(
     options: OpenOptions | None,
     fields: Sequence[str],
     memory: int | None = None,
     stop: int | None = None,
 ) -> OpenOptions:
-    """Return how to read; what else is given takes precedence over what `options` say."""
+    """Return options of reading; the other arguments take precedence over `options`."""
     more: dict[str, Any] = {} if memory is None else {"memory": memory}
     more |= {} if stop is None else {"stop": stop}
     if fields:

@@ -13,7 +13,7 @@ from dsprep.core.memory import allowed_memory
 from dsprep.core.schema import Array, Batch, Field, Ragged, batch_nbytes, encode_dtype
 from dsprep.core.units import show_nbytes
 from dsprep.formats.base import Source
-from dsprep.formats.options import not_enough
+from dsprep.formats.options import memory_error
 from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar.spec import encode_attr
 from dsprep.source.dataset import check_opened
@@ -265,7 +265,7 @@ def _some(source: Source, start: int, stop: int, limit: int) -> Batch:
     needed = 0 if sizes is None else COPIES * int(sizes.sum())
     if needed > limit:
         named = f"sample {start}" if stop == start + 1 else f"samples {start} to {stop - 1}"
-        raise not_enough(
+        raise memory_error(
             f"{named} cannot be read in the memory allowed",
             needed,
             limit,

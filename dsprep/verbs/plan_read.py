@@ -25,7 +25,7 @@ from dsprep.reader.order import Assignment, Sequence
 from dsprep.reader.units import cut_units, group_edges, sample_nbytes
 from dsprep.verbs.break_even import BreakEven
 from dsprep.verbs.tiers import TierPlan, fitted
-from dsprep.writing.stripes import Stripe, detect, hint
+from dsprep.writing.stripes import Stripe, detect_stripe, suggest_stripes
 
 MOST_RANKS = 1 << 24
 """Ranks of a job at most: what each of them reads is computed."""
@@ -229,13 +229,13 @@ def plan_read(
         _, edges, mixed = cut_units(opened, opened.schema, "group", buffer_size, None)
         sizes = [f.identity.nbytes for f in opened.content.files]
         each = min(sample_nbytes(opened, opened.schema), sum(sizes) / max(1, len(opened)))
-        stripe = detect(opened.dataset, max(sizes, default=0))
+        stripe = detect_stripe(opened.dataset, max(sizes, default=0))
         grouped = group_edges(opened) is not None
     if len(edges) < 2 or not each:
         raise UsageError("the dataset has no bytes that could be read")
     order = Assignment(edges, "group", 0, mixed, "ragged", job.ranks, job.batch_size)
     unit_nbytes = int(np.diff(edges).max() * mixed * each)
-    stripes = hint(stripe, [sizes], group_nbytes=unit_nbytes, ranks=job.ranks)
+    stripes = suggest_stripes(stripe, [sizes], group_nbytes=unit_nbytes, ranks=job.ranks)
     tiers = None
     if tier is not None:
         tiers = fitted(edges, each, job, pfs=figures.copy_rate(job.nodes), **tier)

@@ -1,7 +1,7 @@
 """Repacking: one rewrite after which a single read fetches a whole group of samples.
 
 Decides how large groups are, what they are aligned to, in which order samples come and in which
-file they go; the writing is that of every job (``jobs``), by a writer of groups.
+file they go; `dsprep.writing.run` writes them.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from dsprep.storage.atomic import partial_path
 from dsprep.storage.paths import StorePath, as_path
 from dsprep.verbs import break_even
 from dsprep.verbs.break_even import BreakEven
-from dsprep.verbs.convert import named_target, parse_arguments, reading
+from dsprep.verbs.convert import merge_open_options, parse_arguments, resolve_target
 from dsprep.writing.buffers import (
     BufferSize,
-    decide,
+    choose_groups,
     edges_by_bytes,
+    group_warnings,
     parse_buffer,
     parse_shard_size,
-    warnings,
-    within,
+    shrink_groups,
 )
-from dsprep.writing.job import Job, Report, RunOptions, admit, job_of
-from dsprep.writing.plan import pieces, stem_of
+from dsprep.writing.job import Job, Report, RunOptions, count_workers, make_job
+from dsprep.writing.plan import pieces, split_suffix
 from dsprep.writing.run import make
 from dsprep.writing.shuffle import ShuffledSource
 from dsprep.writing.split import assign, group_labels, parse_split
-from dsprep.writing.stripes import Stripe, detect, requested_stripe
+from dsprep.writing.stripes import Stripe, detect_stripe, requested_stripe
 
 STEP = 1 << 18
-"""Samples whose sizes are summed together."""
+"""Samples whose sizes are summed in one slice."""
 
 TRAINING = ("", "train")
 """The outputs that are trained on: the whole dataset, or this split of it."""
@@ -76,11 +76,11 @@ class RepackPlan:
     source
         The dataset as it is.
     stripe
-        What groups are aligned to, and where that was learnt.
+        The unit to which groups are aligned, and its source.
     parts
         The outputs.
     warnings
-        What may go wrong with such groups, one sentence each.
+        Warnings about these groups, one sentence each.
     """
 
     source: Source
@@ -122,11 +122,11 @@ class RepackOptions:
     to
         The format; None: by the suffix of the target, else `formats.DEFAULT`.
     write
-        How the format writes.
+        Options of the format.
     shuffle
         The seed of a global shuffle; None keeps the order.
     split, group_by, subset, duplicate
-        Which samples go where, and how often.
+        The choice of samples for each output, and the copies of each.
     shard_size
         The samples, or the bytes of values, of a file, if there are several.
     ranks, epochs
@@ -147,8 +147,8 @@ class RepackOptions:
     epochs: int | None = None
 
 
-def as_options(given: Mapping[str, Any]) -> tuple[RepackOptions, RunOptions]:
-    """Return what is made, and how, as `repack` and `write` are told it."""
+def parse_options(given: Mapping[str, Any]) -> tuple[RepackOptions, RunOptions]:
+    """Return the options of the output and of the run, from the arguments of `repack`."""
     stripe, known = given.get("stripe_size"), RepackArguments.__annotations__
     numbers = {"shuffle": 0, "duplicate": 1, "ranks": 1, "epochs": 1}
     own: dict[str, Any] = {
@@ -181,7 +181,7 @@ def plan_repack(
     target
         The file or directory to make.
     options, run
-        What to make, and how; by default in groups that the format suggests.
+        Options of the outputs and of the run.
 
     Returns
     -------
@@ -194,7 +194,7 @@ def plan_repack(
         If the target's format cannot keep groups together, or options contradict each other.
     """
     options, run = options or RepackOptions(), run or RunOptions()
-    target = named_target(target)
+    target = resolve_target(target)
     format = formats.of_target(target, options.to)
     if format is None and target.suffix:
         raise formats.unnamed(target)
@@ -208,12 +208,12 @@ def plan_repack(
         stripe = requested_stripe(options.stripe_size, target)
     else:
         longest = max(len(each) for _, each, _, _ in outputs)
-        stripe = detect(target, _file_nbytes(source, known, longest, options))
+        stripe = detect_stripe(target, _file_nbytes(source, known, longest, options))
     parts, warning_lines = [], []
     for name, samples, where, recipe in outputs:
         part = _plan_part(samples, where, (source, known), format, options, size, stripe)
         parts.append(replace(part, recipe=recipe, split=name))
-        admit(part, run.workers, run.memory)
+        count_workers(part, run.workers, run.memory)
         warning_lines += _warnings(parts[-1], options)
     return RepackPlan(
         source=source, stripe=stripe, parts=tuple(parts), warnings=tuple(warning_lines)
@@ -237,10 +237,7 @@ def _check(options: RepackOptions, format: WritableFormat) -> None:
 def _outputs(
     source: Source, target: Path, format: WritableFormat, options: RepackOptions, run: RunOptions
 ) -> Iterator[tuple[str, Source, Path, Mapping[str, Any]]]:
-    """Yield the outputs: the whole, or its splits, of which only the training set is changed.
-
-    Name, samples in order and target of each, and how these were chosen.
-    """
+    """Yield name, samples, target and recipe of each output; only the training set is changed."""
     subset, kept, chosen_by = Subset.of(options.subset), None, options.subset
     if subset is not None:
         kept = subset.samples(len(source), lambda _: source)
@@ -256,7 +253,7 @@ def _outputs(
         choices = {n: i if kept is None else np.intersect1d(i, kept) for n, i in parts.items()}
     requested = {"split": options.split, "group_by": options.group_by, "subset": chosen_by}
     words = " ".join(map(str, (*requested.values(), options.duplicate)))
-    stem, ending = stem_of(target, format)
+    stem, ending = split_suffix(target, format)
     for name, chosen in choices.items():
         where = target.with_name(f"{stem}-{name}{ending}") if name else target
         part: Source = source if chosen is None else DerivedSource(source, chosen)
@@ -281,8 +278,8 @@ def _outputs(
 
 
 def _warnings(part: Job, options: RepackOptions) -> list[str]:
-    """Return what may go wrong with the groups of one output."""
-    lines = warnings(
+    """Return warnings about the groups of one output."""
+    lines = group_warnings(
         len(part.source),
         part.groups,
         max(plan.group_nbytes for plan in part.plans),
@@ -304,13 +301,13 @@ def _warnings(part: Job, options: RepackOptions) -> list[str]:
 
 
 def order_warnings(plan: RepackPlan) -> list[str]:
-    """Return whether samples are sorted by a field, so that a group has few values of it."""
+    """Return warnings that samples are sorted by a field, so that a group has few values of it."""
     parts = [p for p in plan.parts if p.split in TRAINING and "shuffle" not in p.recipe]
     return [line for part in parts for line in _sorted(part.source, part.groups)]
 
 
 def _sorted(source: Source, groups: int) -> list[str]:
-    """Return the warning of one output."""
+    """Return the warning that one output is sorted by a field, if it is."""
     lineage = source.sidecar.content.lineage if isinstance(source, SidecarSource) else {}
     if lineage.get("shuffle") is not None:
         return []
@@ -339,7 +336,7 @@ def _sorted(source: Source, groups: int) -> list[str]:
 def _file_nbytes(
     source: Source, known: dict[str, Ints], samples: int, options: RepackOptions
 ) -> int:
-    """Return about how many bytes the largest file will have, of so many samples in all."""
+    """Return the bytes of the largest file of an output of `samples` samples, about."""
     each = source.schema.fixed_nbytes
     ragged = sum(int(n.sum()) * source.schema[f].row_nbytes for f, n in known.items())
     mean = each + ragged / max(1, len(source))
@@ -348,14 +345,14 @@ def _file_nbytes(
 
 
 def inodes(job: Job) -> int:
-    """Return about how many files and directories an output takes, its sidecar included."""
+    """Return the files and directories of an output and its sidecar, about."""
     return sum(plan.files for plan in job.plans) + job.sharded + 1
 
 
 def all_rows(source: Source) -> dict[str, Ints]:
-    """Return how many rows each ragged field has in each sample.
+    """Return the rows of each ragged field in each sample: int64, shape ``(samples,)``, by name.
 
-    From a sidecar or a source that has them; else all samples are read for it, once.
+    They come from a sidecar or the source; else all samples are read for them, once.
     """
     names = [f.name for f in source.schema if f.ragged]
     known = {name: source.rows(name, 0, len(source)) for name in names}
@@ -380,7 +377,7 @@ def _plan_part(
     size: BufferSize,
     stripe: Stripe,
 ) -> Job:
-    """Decide one output, of some samples of `whole`, of which the rows are known."""
+    """Return the job of one output: some samples of `whole`, a dataset and its rows."""
     write, is_sharded = options.write, options.shard_size is not None
     (schema, lost), count = with_static(source.schema, whole[0], format), len(source)
     rows, each = whole[1], source.schema.fixed_nbytes
@@ -393,9 +390,9 @@ def _plan_part(
         sizes = each + sum(n * source.schema[name].row_nbytes for name, n in rows.items())
     payload = each * count if isinstance(sizes, int) else int(sizes.sum())
     largest = sizes if isinstance(sizes, int) else int(sizes.max(initial=0))
-    choice = decide(count, sizes, size, stripe, total_memory(), options.ranks or 1)
+    choice = choose_groups(count, sizes, size, stripe, total_memory(), options.ranks or 1)
     if size[1] is not None and rows and not format.uneven_groups:
-        choice = within(choice, size[1], schema, rows)
+        choice = shrink_groups(choice, size[1], schema, rows)
     if isinstance(sizes, int) or choice.limit_nbytes is None or not format.uneven_groups:
         edges = even(count, choice.samples).edges
     else:
@@ -410,7 +407,7 @@ def _plan_part(
     for low, high in itertools.pairwise(cuts):
         some = {field: r[low:high] for field, r in sums.items()}
         groupings.append(Grouping(edges[low : high + 1] - edges[low], stripe.nbytes, some))
-    job = job_of(
+    job = make_job(
         target,
         format,
         schema,
@@ -430,7 +427,7 @@ def _plan_part(
 
 
 def _whole_groups(edges: Ints, per_shard: int) -> Ints:
-    """Return with which groups shards begin: each has as many whole groups as fit, at least one."""
+    """Return the first group of each shard, which holds as many groups as fit, one at least."""
     cuts, last = [0], len(edges) - 1
     while cuts[-1] < last:
         limit = int(edges[cuts[-1]]) + per_shard
@@ -447,12 +444,12 @@ def run_repack(
     measure: bool = True,
     progress: Callable[[Job, int, int], None] | None = None,
 ) -> RepackReport:
-    """Do what a plan says.
+    """Write the outputs of a plan.
 
     Parameters
     ----------
     plan, run
-        What to make, and how.
+        The outputs, and options of the run.
     measure
         Whether to measure after how many epochs the rewrite pays off.
     progress
@@ -513,9 +510,9 @@ def repack(
     measure
         Whether to measure after how many epochs the rewrite pays off.
     **options
-        What is made: see `dsprep.core.arguments.RepackArguments`; how: `workers`, `memory`,
-        `overwrite`, `restart`, `durable`, `executor`; and `open_options`, `write_options`, as in
-        `convert`. Sizes may be text.
+        Options of the outputs, `dsprep.core.arguments.RepackArguments`; of the run, `workers`,
+        `memory`, `overwrite`, `restart`, `durable`, `executor`; and `open_options`,
+        `write_options`, as in `convert`. Sizes may be text.
 
     Returns
     -------
@@ -529,7 +526,7 @@ def repack(
     DsprepError, OSError
         If anything is wrong; nothing half-written is left under the name `target`.
     """
-    made, run = as_options(options)
-    how = reading(options.get("open_options"), fields, run.memory)
-    with open_dataset(source, how, marked=True) as opened:
-        return run_repack(plan_repack(opened, as_path(target), made, run), run, measure=measure)
+    output, run = parse_options(options)
+    reading = merge_open_options(options.get("open_options"), fields, run.memory)
+    with open_dataset(source, reading, marked=True) as opened:
+        return run_repack(plan_repack(opened, as_path(target), output, run), run, measure=measure)

@@ -27,7 +27,7 @@ from dsprep.core.schema import (
 )
 from dsprep.errors import UsageError
 from dsprep.formats.base import Opening, Source
-from dsprep.formats.options import not_enough
+from dsprep.formats.options import memory_error
 from dsprep.reader.options import at_least
 from dsprep.reader.subset import Subset
 from dsprep.source.dataset import check_opened
@@ -259,7 +259,7 @@ def count_threads(a: Source, b: Source, workers: int, memory: int) -> int:
     largest = max(payload_nbytes(source, 0, len(source))[1] for source in (a, b))
     each, taken = COPIES * max(PIECE_NBYTES, largest), a.resident_nbytes() + b.resident_nbytes()
     if each + taken > memory:
-        raise not_enough(
+        raise memory_error(
             "two samples cannot be compared in the memory allowed", each + taken, memory
         )
     return min(workers, (memory - taken) // each)

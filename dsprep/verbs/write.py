@@ -22,8 +22,8 @@ from dsprep.executors import THREADS
 from dsprep.reader.options import at_least
 from dsprep.source.files import check_replaceable
 from dsprep.storage.paths import as_path
-from dsprep.verbs.convert import named_target
-from dsprep.verbs.repack import as_options, plan_repack
+from dsprep.verbs.convert import resolve_target
+from dsprep.verbs.repack import parse_options, plan_repack
 from dsprep.verbs.write_items import write_items
 from dsprep.writing.items.calls import Calls
 from dsprep.writing.items.tasks import Function
@@ -104,7 +104,7 @@ class Writer:
         unknown = options.keys() - (Options.__required_keys__ | Options.__optional_keys__)
         if unknown:
             raise TypeError(f"{min(unknown)!r} is not an option of dsprep.write")
-        self._target = named_target(as_path(target))
+        self._target = resolve_target(as_path(target))
         schema = options.get("schema")
         self._given, self._all = declared(schema), schema if isinstance(schema, Schema) else None
         given = options.get("length")
@@ -112,7 +112,7 @@ class Writer:
         self._progress = options.get("progress")
         if (self._length or 0) > LARGEST:
             raise UsageError(f"length={self._length} is too many")
-        self._options, self._run = as_options(_of_target(options))
+        self._options, self._run = parse_options(_of_target(options))
         check_target(self._target, self._run.overwrite)
         if self._run.overwrite:
             check_replaceable(self._target)
@@ -354,7 +354,7 @@ def write(
     if function is not None:
         if batched or options.get("length") is not None:
             raise UsageError("length= and batched= are of samples, not of the items of a function")
-        repacking, run = as_options(_of_target(options))
+        repacking, run = parse_options(_of_target(options))
         if errors not in ("raise", "skip"):
             raise UsageError(f"errors={errors!r} is not possible", expected="'raise' or 'skip'")
         skip, fields = errors == "skip", declared(options.get("schema"))

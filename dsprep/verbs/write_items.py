@@ -24,12 +24,12 @@ from dsprep.formats.base import Source
 from dsprep.source.files import check_replaceable
 from dsprep.storage.atomic import partial_path
 from dsprep.storage.paths import as_path
-from dsprep.verbs.convert import named_target
+from dsprep.verbs.convert import resolve_target
 from dsprep.verbs.repack import RepackOptions, plan_repack
 from dsprep.writing.items.calls import CONTINUED, Calls
 from dsprep.writing.items.parts import Failed, PartsSource, part_paths
-from dsprep.writing.job import Job, Progress, Report, RunOptions, admit
-from dsprep.writing.run import make_in, open_staging, publish
+from dsprep.writing.job import Job, Progress, Report, RunOptions, count_workers
+from dsprep.writing.run import make_output, open_staging, publish
 from dsprep.writing.staging import START, Staging, published
 from dsprep.writing.tasks import begin_attempts
 
@@ -92,7 +92,7 @@ def write_items(
     those of an item; this process holds the items, 500 bytes for each of about 4096 parts and 100
     for each MiB of samples. On the disk the samples are twice until the output is complete.
     """
-    target = named_target(as_path(target))
+    target = resolve_target(as_path(target))
     if resume and run.restart:
         raise UsageError("resume=True continues what restart=True discards", fix="give one of them")
     began = time.monotonic()
@@ -127,9 +127,9 @@ def write_items(
         staging.reset("items")  # what was written of these, perhaps with other groups
         tell = None if progress is None else lambda done, _: progress(done, job.samples)
         with job.source:
-            threads = admit(job, run.workers, run.memory)
+            threads = count_workers(job, run.workers, run.memory)
             others = None if type(workers) is ThreadPoolExecutor else workers
-            output = make_in(staging, job, threads, others, progress=tell)
+            output = make_output(staging, job, threads, others, progress=tell)
         report, counts = publish([output])[0], calls.counts()
         told = CONTINUED.format(f"{calls.resumed:,}", f"{counts['items']:,}")
         notes = (*[told][: calls.resumed], *report.notes)

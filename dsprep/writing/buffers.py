@@ -20,31 +20,31 @@ from dsprep.errors import UsageError, require
 from dsprep.writing.plan import ends_by_bytes
 from dsprep.writing.stripes import Stripe
 
-AIM = 256 << 20
+AIM_NBYTES = 256 << 20
 """Bytes of a group that ``auto`` aims at: far beyond what one request costs on any storage."""
 
 STRIPES = 64
 """Stripes of a group from which on padding to whole stripes is below 2 %."""
 
 MEMORY_SHARE = 16
-"""A group is at most one part in so many of the memory: a node holds two per process."""
+"""The memory of a node in groups, at least: a node holds two per process."""
 
 GROUPS_PER_RANK = 4
 """Groups per rank that ``auto`` leaves, so that ranks get nearly equal shares in random order."""
 
 LEAST_SHARE = 4
-"""`within` makes groups at most so many times smaller."""
+"""The largest factor by which `shrink_groups` makes groups smaller."""
 
 INDEX_NBYTES = 16
-"""Bytes that tell where the rows of a sample begin, and how many they are."""
+"""Bytes of the index of a sample: its first row, and the number of its rows."""
 
 
 BufferSize: TypeAlias = tuple[int | None, int | None]
-"""Groups of so many samples, or of at most so many bytes; neither: as large as is good."""
+"""Samples per group, or bytes per group at most; neither: automatic."""
 
 
 @dataclass(frozen=True)
-class BufferChoice:
+class GroupSize:
     """The size of groups.
 
     Attributes
@@ -57,7 +57,7 @@ class BufferChoice:
         Bytes that no group passes that has more than one sample; for `edges_by_bytes`. None: the
         groups have `samples` samples each, whatever their bytes.
     reason
-        What decided, in a few words.
+        The reason for the size, in a few words.
     """
 
     samples: int
@@ -66,11 +66,11 @@ class BufferChoice:
     reason: str
 
 
-NO_GROUPS = BufferChoice(1, 0, None, "")
+NO_GROUPS = GroupSize(1, 0, None, "")
 
 
 def parse_shard_size(size: str | int | None) -> BufferSize:
-    """Return how many samples, or bytes of values, a file of an output has; None: it is one file.
+    """Return the samples, or the bytes of values, of each file; neither: the output is one file.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def parse_shard_size(size: str | int | None) -> BufferSize:
 
 
 def parse_buffer(text: str, option: str = "--buffer-size") -> BufferSize:
-    """Return the samples, or the bytes, that an option asks for; neither: it is automatic.
+    """Return the samples, or the bytes, that an option gives; neither: automatic.
 
     >>> parse_buffer("1KiB")
     (None, 1024)
@@ -112,30 +112,30 @@ def parse_buffer(text: str, option: str = "--buffer-size") -> BufferSize:
         ) from error
 
 
-def decide(
+def choose_groups(
     samples: int,
     sample_nbytes: int | Ints,
     requested: BufferSize,
     stripe: Stripe,
     memory: int,
     ranks: int = 1,
-) -> BufferChoice:
-    """Return how large groups are to be.
+) -> GroupSize:
+    """Return the size of groups.
 
-    Asked for in bytes or automatic, they are as nearly equal as may be: as few as the bytes allow,
-    and then no larger than so many need to be. A number of samples is taken as it is.
+    A size in bytes, or ``auto``, gives as few groups as the bytes allow, as equal as possible. A
+    number of samples is taken as it is.
 
     Parameters
     ----------
     samples
-        In the dataset.
+        Samples of the dataset.
     sample_nbytes
         Payload bytes of every sample; or, where they differ, int64, shape ``(n,)``, of some or all
         of them.
     requested
-        What the user wants.
+        Samples or bytes per group, as requested; neither: automatic.
     stripe
-        Of the storage.
+        The unit of storage to which groups are aligned.
     memory
         Bytes of memory of a node.
     ranks
@@ -146,7 +146,7 @@ def decide(
     requested_samples, requested_nbytes = requested
     if requested_samples is not None:
         count = max(1, min(requested_samples, samples))
-        return BufferChoice(count, round(mean * count), None, "as asked")
+        return GroupSize(count, round(mean * count), None, "as asked")
     if requested_nbytes is not None:
         limit, reason = requested_nbytes, f"at most {show_binary_nbytes(requested_nbytes)} as asked"
     else:
@@ -156,13 +156,13 @@ def decide(
     count = max(1, -(-samples // groups))  # a short last group would be padded like a whole one
     if mean > limit:
         reason = "a sample is larger than a group was to be"
-    return BufferChoice(count, round(mean * count), int(limit) if ragged else None, reason)
+    return GroupSize(count, round(mean * count), int(limit) if ragged else None, reason)
 
 
-def within(
-    choice: BufferChoice, limit: int, schema: Schema, rows: Mapping[str, Ints]
-) -> BufferChoice:
-    """Return groups of equally many samples of which the largest keeps within a limit.
+def shrink_groups(
+    choice: GroupSize, limit: int, schema: Schema, rows: Mapping[str, Ints]
+) -> GroupSize:
+    """Return the size of equal groups whose largest one keeps within a limit.
 
     For formats that have room in every group for as many rows as the largest needs. Groups are
     made smaller down to `LEAST_SHARE`: very different samples would make most of the room padding.
@@ -170,9 +170,9 @@ def within(
     Parameters
     ----------
     choice
-        How large groups of ragged samples are to be on average.
+        The average size of groups of ragged samples.
     limit
-        Bytes.
+        Bytes of a group at most.
     schema
         The fields.
     rows
@@ -208,8 +208,8 @@ def _automatic(
     samples: int, mean: float, stripe: Stripe, memory: int, ranks: int
 ) -> tuple[int, str]:
     """Return the bytes of a group, and the reason that decided."""
-    limit, reason = AIM, f"{show_binary_nbytes(AIM)} is far more than one request costs"
-    if STRIPES * stripe.nbytes > AIM:
+    limit, reason = AIM_NBYTES, f"{show_binary_nbytes(AIM_NBYTES)} is far more than a request costs"
+    if STRIPES * stripe.nbytes > AIM_NBYTES:
         limit, reason = STRIPES * stripe.nbytes, f"{STRIPES} stripes keep padding below 2 %"
     largest = max(1, memory // MEMORY_SHARE)
     if limit > largest:
@@ -225,7 +225,7 @@ def _automatic(
 
 
 def edges_by_bytes(sizes: Iterable[Ints], limit: int) -> Ints:
-    """Return where groups of at most `limit` bytes begin, and the number of samples.
+    """Return the first samples of groups of at most `limit` bytes, and the number of samples.
 
     A group is as many consecutive samples as fit; a sample larger than the limit is a group of
     its own.
@@ -235,7 +235,7 @@ def edges_by_bytes(sizes: Iterable[Ints], limit: int) -> Ints:
     sizes
         Payload bytes of all samples: slices of int64, one after another.
     limit
-        Bytes.
+        Bytes of a group at most.
 
     Returns
     -------
@@ -246,7 +246,7 @@ def edges_by_bytes(sizes: Iterable[Ints], limit: int) -> Ints:
     return np.fromiter(itertools.chain([0], ends_by_bytes(sizes, limit)), np.int64)
 
 
-def warnings(
+def group_warnings(
     samples: int,
     groups: int,
     group_nbytes: int,
@@ -255,14 +255,14 @@ def warnings(
     ranks: int | None = None,
     epochs: int | None = None,
 ) -> list[str]:
-    """Return what may go wrong with these groups, one sentence each.
+    """Return warnings about these groups, one sentence each.
 
     Parameters
     ----------
     samples, groups
-        In the dataset: N and G.
+        Samples and groups of the dataset: N and G.
     group_nbytes
-        Of the largest group.
+        Bytes of the largest group.
     memory
         Bytes of memory of a node.
     ranks

@@ -22,14 +22,14 @@ from dsprep.core.schema import Schema
 from dsprep.core.units import as_nbytes, show_nbytes
 from dsprep.errors import TargetError, UsageError
 from dsprep.formats.base import FilePlan, Source, WritableFormat
-from dsprep.formats.options import WriteOptions, not_enough
+from dsprep.formats.options import WriteOptions, memory_error
 from dsprep.storage.atomic import partial_path, scratch
 from dsprep.storage.identity import Identities
 from dsprep.storage.paths import StorePath, as_path
 from dsprep.storage.trees import free_nbytes, tree_nbytes
-from dsprep.writing.buffers import NO_GROUPS, BufferChoice
+from dsprep.writing.buffers import NO_GROUPS, GroupSize
 from dsprep.writing.create_sidecar import made_by
-from dsprep.writing.plan import PIECE_NBYTES, Cast, Shard, shard_names, stem_of
+from dsprep.writing.plan import PIECE_NBYTES, Cast, Shard, shard_names, split_suffix
 from dsprep.writing.shuffle import ShuffledSource
 from dsprep.writing.staging import STATUS, published
 
@@ -96,7 +96,7 @@ class Job:
     largest: int
     recipe: Mapping[str, Any] = field(default_factory=dict)
     split: str = ""
-    choice: BufferChoice = NO_GROUPS
+    choice: GroupSize = NO_GROUPS
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "source": None}
@@ -138,7 +138,7 @@ class Job:
         return sum(plan.padding for plan in self.plans)
 
 
-def job_of(
+def make_job(
     target: Path,
     format: WritableFormat,
     schema: Schema,
@@ -155,7 +155,7 @@ def job_of(
     `start`: the first sample; `facts`: others of the job.
     """
     shards, samples = list[Shard](), max(1, sum(grouping.total for grouping in groupings))
-    names = shard_names(*stem_of(target, format), len(groupings)) if sharded else [target.name]
+    names = shard_names(*split_suffix(target, format), len(groupings)) if sharded else [target.name]
     for name, grouping in zip(names, groupings, strict=True):
         plan = format.plan(schema, options, grouping, payload * grouping.total // samples, name)
         shards.append(Shard(name, start, grouping, plan))
@@ -255,7 +255,7 @@ class RunOptions:
         return cls.of(**{n: v for n, v in given.items() if n in RunArguments.__annotations__})
 
 
-def admit(job: Job, workers: int | None, memory: int | None) -> int:
+def count_workers(job: Job, workers: int | None, memory: int | None) -> int:
     """Return how many workers a job may have; nothing is written.
 
     Raises
@@ -282,7 +282,7 @@ def admit(job: Job, workers: int | None, memory: int | None) -> int:
     each = COPIES_PER_WORKER * max(PIECE_NBYTES, unit, job.largest)
     if each + resident > memory:
         needed = each + max(resident, min(each, extra))
-        raise not_enough(
+        raise memory_error(
             "one worker does not fit in the memory allowed",
             needed,
             memory,

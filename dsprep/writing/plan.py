@@ -38,7 +38,7 @@ class Shard:
     grouping
         Its samples, and their groups.
     plan
-        How it is written.
+        The plan by which it is written.
     """
 
     name: str
@@ -61,8 +61,8 @@ def shard_names(stem: str, suffix: str, count: int) -> list[str]:
     return [f"{stem}-{i:0{digits}d}-of-{count:0{digits}d}{suffix}" for i in range(count)]
 
 
-def stem_of(target: Path, format: WritableFormat) -> tuple[str, str]:
-    """Return the name of an output without its suffix, and the suffix of files made from it."""
+def split_suffix(target: Path, format: WritableFormat) -> tuple[str, str]:
+    """Return the name of an output without its suffix, and the suffix of its shards."""
     known = (*format.suffixes, format.archive)
     name = target.name
     suffix = max((s for s in known if name.lower().endswith(s)), key=len, default="")
@@ -83,21 +83,23 @@ def shards_by_bytes(source: Source, start: int, stop: int, limit: int) -> list[t
     """Return ranges of samples with at most `limit` bytes of payload, or of one sample."""
     if limit < 1:
         raise UsageError(f"a shard of {limit} bytes is not possible", expected="at least 1")
-    edges = [start, *cuts(source, start, stop, 1, limit, start)]
+    edges = [start, *range_ends(source, start, stop, 1, limit, start)]
     return list(itertools.pairwise(edges)) or [(start, stop)]
 
 
-def cuts(
+def range_ends(
     source: Source, start: int, stop: int, unit: int, limit: int, origin: int
 ) -> Iterator[int]:
-    """Yield where ranges of at most `limit` bytes end, the last at `stop`; see `ends_by_bytes`.
+    """Yield the ends of ranges of at most `limit` payload bytes; the last is `stop`.
 
     Parameters
     ----------
     unit
         Samples that stay together.
+    limit
+        Payload bytes of a range at most, unless one unit is larger.
     origin
-        Where the dataset or shard begins: sizes that are unknown are estimated over all of it.
+        First sample of the dataset or shard: unknown sizes are estimated over all of it.
     """
     block = max(1, (1 << 18) // unit) * unit
 
@@ -115,10 +117,10 @@ def cuts(
 
 
 def ends_by_bytes(sizes: Iterable[Ints], limit: int, unit: int = 1) -> Iterator[int]:
-    """Yield where ranges of at most `limit` bytes end, the last where the samples do.
+    """Yield the ends of ranges of at most `limit` bytes; the last is the number of samples.
 
-    A range is as many whole units as fit, at least one. Where it ends depends only on where it
-    began, so the ends are the same from any of them on.
+    A range is as many whole units as fit, at least one. Its end depends only on its start, so a
+    run that continues from any end finds the same ends.
 
     Parameters
     ----------
@@ -165,12 +167,12 @@ def pieces(
     target
         Payload bytes that a range should not pass, unless one unit does.
     after
-        How many of these samples are done already; must be where a range ended.
+        Samples that are done already; must be the end of a range.
     """
     stop = len(source) if stop is None else stop
     first = start + after
     if source.schema.ragged:
-        ends = cuts(source, first, stop, unit, target, start)
+        ends = range_ends(source, first, stop, unit, target, start)
     else:
         nbytes = max(1, source.schema.fixed_nbytes)
         step = unit * max(1, min(target // (nbytes * unit), (1 << 20) // unit))
@@ -186,11 +188,11 @@ def group_pieces(
     Parameters
     ----------
     nbytes
-        Payload of a sample, about.
+        Payload bytes of a sample, about.
     is_whole
         Every range is a group; otherwise it is a part of one, or a whole one.
     target, after
-        As of `pieces`.
+        Payload bytes of a range, and samples that are done already, as in `pieces`.
     """
     step, edges = max(1, min(target // max(1, nbytes), 1 << 20)), shard.grouping.edges.tolist()
     for g in range(shard.grouping.of(after) if after else 0, shard.grouping.count):
@@ -375,10 +377,10 @@ def parse_range(text: str, count: int) -> tuple[int, int]:
     return first, last
 
 
-def stop_of(text: str | None) -> int | None:
-    """Return behind which sample ``START:STOP`` needs none, counted from the first; None: it may.
+def parse_stop(text: str | None) -> int | None:
+    """Return STOP of ``START:STOP``, the samples that a read needs at most; None: unknown.
 
-    >>> stop_of("5:10"), stop_of("-5:10"), stop_of("5:")
+    >>> parse_stop("5:10"), parse_stop("-5:10"), parse_stop("5:")
     (10, None, None)
     """
     match = re.fullmatch(r"\d*:(\d+)", text or "")

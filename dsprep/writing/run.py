@@ -28,8 +28,8 @@ from dsprep.writing.job import (
     Progress,
     Report,
     RunOptions,
-    admit,
     check_space,
+    count_workers,
     fingerprint,
     lineage,
 )
@@ -92,7 +92,7 @@ def make(
     with ExitStack() as stack:
         outputs = []
         for job in jobs:
-            threads = admit(job, run.workers, run.memory)
+            threads = count_workers(job, run.workers, run.memory)
             before = job.source.identities() or identities_of(job.source.files())
             if run.overwrite:
                 check_replaceable(job.target)
@@ -106,7 +106,7 @@ def make(
             )
             stack.enter_context(staging)
             report = None if progress is None else partial(progress, job)
-            outputs.append(make_in(staging, job, threads, run.executor, before, report))
+            outputs.append(make_output(staging, job, threads, run.executor, before, report))
         allow()
         return publish(outputs)
 
@@ -146,7 +146,7 @@ def open_staging(target: Path, job: Mapping[str, Any], **options: Any) -> Stagin
     return Staging(target, job, **options)
 
 
-def make_in(
+def make_output(
     staging: Staging,
     job: Job,
     threads: int,

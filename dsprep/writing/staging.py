@@ -36,7 +36,7 @@ from typing import Any, Self
 
 from dsprep.core.closing import failure_closes
 from dsprep.errors import ChangedError, DsprepError, TargetError
-from dsprep.formats.options import flag
+from dsprep.formats.options import option_name
 from dsprep.formats.samples import listed
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import Content, read_record, write_record
@@ -409,5 +409,5 @@ def _facts(job: Mapping[str, Any]) -> dict[str, Any]:
     """Return what two runs of a job have in common, each option by itself."""
     facts = {k: v for k, v in job.items() if k not in (COMMAND, "options", "recipe")}
     for name in ("options", "recipe"):
-        facts |= {flag(k): v for k, v in (job.get(name) or {}).items()}
+        facts |= {option_name(k): v for k, v in (job.get(name) or {}).items()}
     return facts

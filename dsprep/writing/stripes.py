@@ -73,10 +73,10 @@ def requested_stripe(text: str, path: Path) -> Stripe:
             expected="a power of two from 4KiB to 4GiB",
             fix="give the largest power of two that divides the stripe size of the storage",
         )
-    return Stripe(nbytes=nbytes, source="as asked", file_system=detect(path).file_system)
+    return Stripe(nbytes=nbytes, source="as asked", file_system=detect_stripe(path).file_system)
 
 
-def detect(path: Path, expected_nbytes: int | None = None) -> Stripe:
+def detect_stripe(path: Path, expected_nbytes: int | None = None) -> Stripe:
     """Return the stripe of the storage on which `path` lies or would lie.
 
     Parameters
@@ -101,7 +101,7 @@ MOST = 128
 """Targets from which on all are asked for (-1)."""
 
 
-def hint(
+def suggest_stripes(
     stripe: Stripe,
     outputs: Sequence[Sequence[int]],
     directory: str = "DIR",

@@ -134,7 +134,7 @@ def open_adios(path: Path, options: OpenOptions) -> LocatedSource:
     """Open a BP dataset for reading; see `base.Format.open`."""
     if options.sample_axis == "groups":
         raise UsageError("BP has no groups: --sample-axis groups", where=path)
-    library = Library(path, options.limit)
+    library = Library(path, options.memory_limit)
     with failure_closes(library.close):
         parsed = _parsed(library, options, path)
         source = LocatedSource(path, parsed, options, open_file, library.close)

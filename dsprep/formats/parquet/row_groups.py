@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats.library import library_errors
-from dsprep.formats.options import not_enough
+from dsprep.formats.options import memory_error
 from dsprep.formats.parquet.guard import arrow
 from dsprep.storage.base import Handle, for_library
 
@@ -56,7 +56,7 @@ class RowGroups:
             self.nbytes.append(max(encoded, row_nbytes * rows))
             if 2 * encoded > limit:  # of a page nothing says that it is smaller
                 largest = max(sizes, key=lambda path: sizes[path])
-                raise not_enough(
+                raise memory_error(
                     "a row group cannot be decoded in the memory allowed",
                     2 * encoded,
                     limit,

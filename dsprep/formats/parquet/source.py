@@ -109,7 +109,7 @@ class ParquetSource(Source):
         names = list(dict.fromkeys(leaf.column for leaf in leaves))
         fields = [leaf.field for leaf in leaves]
         row = sum(f.row_nbytes for f in fields if f is not None and not f.ragged)
-        return RowGroups(self._file, self._metadata, names, row, options.limit)
+        return RowGroups(self._file, self._metadata, names, row, options.memory_limit)
 
     def _available(
         self,
