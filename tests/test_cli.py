@@ -7,6 +7,8 @@ import pickle
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -156,3 +158,10 @@ def test_messages_name_options_that_exist():
         for number, line in enumerate(path.read_text().splitlines(), 1):
             for word in re.findall(r"(?<![\w-])--[a-z][a-z-]*", line):
                 assert word in known, f"{path.relative_to(root)}:{number}: {word}"
+
+
+def test_docstrings_are_needed():
+    done = subprocess.run([sys.executable, "-OO", "-m", "dsprep"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "PYTHONOPTIMIZE" in done.stderr

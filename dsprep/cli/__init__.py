@@ -97,6 +97,11 @@ def dsprep(
 
 def main() -> None:
     """Run the command line; the entry point of the ``dsprep`` program."""
+    if sys.flags.optimize > 1:
+        sys.exit(
+            "dsprep: error: commands are made of docstrings, which Python strips here; run it "
+            "without -OO, or with PYTHONOPTIMIZE=1"
+        )
     while (null := os.open(os.devnull, os.O_RDWR)) < 3:  # else a file of data gets the number
         os.set_inheritable(null, True)
     sys.stdout = sys.stdout or os.fdopen(null, "w", closefd=False)
