@@ -194,7 +194,9 @@ class Sidecar:
         guard = DirectoryGuard(dataset, follow_external)
         facts = formats.load(content.format).facts
         self._files = Files(guard, self.root, lambda n: content.files[n].identity, facts)
-        self._open_file: Callable[[int, str], Handle] | None = None
+        self.open_file: Callable[[int, str], Handle] = self._files.get
+        """Returns the file at a path below an entry, open: its number, and the path."""
+        self._opens_itself = True
         self._starts: Ints = np.concatenate([[0], np.cumsum(content.counts)])
         self._count = int(self._starts[-1])
         self._tables: Tables | None = None
@@ -291,7 +293,7 @@ class Sidecar:
         same bytes at the same offsets.
         """
         other = self.again()
-        other._open_file, other._layout = open_file, self._layout
+        other.open_file, other._opens_itself, other._layout = open_file, False, self._layout
         return other
 
     @cached_property
@@ -665,20 +667,14 @@ class Sidecar:
             return None
         return reader.single(names)
 
-    def open_file(self, number: int, path: str) -> Handle:
-        """Return the file at `path` below entry number `number`, open; see `Files.get`."""
-        if self._open_file is not None:
-            return self._open_file(number, path)
-        return self._files.get(number, path)
-
     def read_files(
         self, number: int, names: Sequence[bytes], begins: Ints, ends: Ints, out: Bytes
     ) -> None:
         """Read files below entry number `number`, as `Files.read_each` does."""
-        if self._open_file is not None:
-            read_files(names, begins, ends, partial(self._open_file, number), out)
-        else:
+        if self._opens_itself:
             self._files.read_each(number, names, begins, ends, out)
+        else:
+            read_files(names, begins, ends, partial(self.open_file, number), out)
 
     def root(self, number: int) -> Path:
         """Return the path of file number `number`."""
@@ -711,7 +707,7 @@ class Sidecar:
 
     def close(self) -> None:
         """Close all files; reading opens them again."""
-        if self._open_file is None:
+        if self._opens_itself:
             self._files.close()
         self._reader.cache_clear()
         self._single.cache_clear()
