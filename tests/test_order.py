@@ -231,7 +231,7 @@ def places_over_epochs(n, edges, shuffle, mixed, epochs):
     table = np.zeros((n, n), np.int64)
     for number in range(epochs):
         sequence = Sequence(np.array(edges), shuffle, 1, number, mixed)
-        order = unrolled(sequence, sequence.units(Span.whole(0, n)))
+        order = unrolled(sequence, sequence.units(Span.uncut(0, n)))
         table[order, np.arange(n)] += 1
     return table
 

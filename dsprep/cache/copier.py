@@ -127,7 +127,7 @@ class Copier:
                 self._reserve(copy, todo.tolist())
 
     def _reserve(self, copy: Copy, todo: list[int]) -> None:
-        pieces = [(i, self.pieces[int(copy.which[i])]) for i in todo]
+        pieces = [(i, self.pieces[int(copy.numbers[i])]) for i in todo]
         total = sum(piece.taken for _, piece in pieces)
         # For the names of files; and of mini-epochs, for the next one to begin.
         spare = PAGE + (copy.facts.nbytes if copy.facts.part else PAGE)
@@ -191,7 +191,7 @@ class Copier:
         self, copy: Copy, writer: _Writer, i: int, buffer: Bytes, stop: Callable[[], bool]
     ) -> None:
         """Copy the piece at a place in the tables, and compare it with its checksum."""
-        piece, crc = self.pieces[int(copy.which[i])], 0
+        piece, crc = self.pieces[int(copy.numbers[i])], 0
         for k, r in enumerate(piece.ranges):
             file = self.pieces.sidecar.open_file(r.number, r.path)
             to = writer.file(r)

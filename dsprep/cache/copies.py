@@ -180,7 +180,7 @@ class Copy:
     ----------
     path
         Where it is.
-    which
+    numbers
         int64, rising: the pieces that it is for.
 
     Raises
@@ -212,7 +212,7 @@ class Copy:
         for table, dtype in (("state", "<u1"), ("turn", "<u4")):
             self._opened[table] = _Table(self.open(table, os.O_RDWR), dtype, count)
         runs = [np.arange(low, high, dtype=np.int64) for low, high in self.facts.pieces]
-        self.which: Ints = np.concatenate([np.zeros(0, np.int64), *runs])
+        self.numbers: Ints = np.concatenate([np.zeros(0, np.int64), *runs])
 
     @classmethod
     def create(cls, path: Path, facts: Facts) -> Copy:
@@ -277,11 +277,11 @@ class Copy:
 
     def index(self, pieces: Ints) -> Ints | None:
         """Return where pieces are in the tables: int64; None if it is not for all of them."""
-        if not len(self.which) or not len(pieces):
+        if not len(self.numbers) or not len(pieces):
             return None
-        positions = np.searchsorted(self.which, pieces)
-        inside = np.minimum(positions, len(self.which) - 1)
-        return inside if bool((self.which[inside] == pieces).all()) else None
+        positions = np.searchsorted(self.numbers, pieces)
+        inside = np.minimum(positions, len(self.numbers) - 1)
+        return inside if bool((self.numbers[inside] == pieces).all()) else None
 
     def refresh(self) -> None:
         """Read anew what other nodes may have written: clients of some servers keep pages."""
@@ -324,7 +324,7 @@ class Copy:
 
     def ask(self, pieces: Ints) -> None:
         """Have pieces filled in, in this order, or as soon as others have asked for them."""
-        index = np.searchsorted(self.which, pieces[np.isin(pieces, self.which)])
+        index = np.searchsorted(self.numbers, pieces[np.isin(pieces, self.numbers)])
         states = self.states()[index]
         absent = states == ABSENT
         if bool((absent | (states == ASKED) | (states == PLANNED)).any()):

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -43,34 +43,31 @@ SHARE = 0.75
 """Of what is free and what the cache holds, how much it may take by default."""
 
 
-@dataclass(frozen=True)
-class Size:
-    """Space that copies may take: bytes, or a share of the free space and their own."""
+Size: TypeAlias = int | str | None
+"""How much copies may take: bytes, text such as ``"1.6TB"``, or a share of what is free and what
+they take already, such as ``"75%"``; None: `SHARE`."""
 
-    nbytes: int | None = None
-    share: float = SHARE
 
-    @classmethod
-    def parse(cls, given: int | str | None) -> Size:
-        """Return what a number of bytes, or text such as ``"1.6TB"`` or ``"75%"``, means."""
-        if given is None:
-            return cls()
-        if isinstance(given, str) and given.strip().endswith("%"):
-            try:
-                share = float(given.strip()[:-1]) / 100
-            except ValueError:
-                share = 0.0
-            if not 0 < share <= 1:
-                raise UsageError(f"{given!r} is not a share", expected="above 0 %, at most 100 %")
-            return cls(None, share)
-        return cls(as_nbytes(given))
+def parse_size(size: Size) -> int | float:
+    """Return bytes, or a share."""
+    if size is None:
+        return SHARE
+    if not (isinstance(size, str) and size.strip().endswith("%")):
+        return as_nbytes(size)
+    try:
+        share = float(size.strip()[:-1]) / 100
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise UsageError(f"{size!r} is not a share", expected="above 0 %, at most 100 %")
+    return share
 
-    def limit(self, root: Path, used: int) -> int:
-        """Return the bytes that all copies below a directory may take, of which some are used."""
-        space = os.statvfs(root)
-        free = space.f_bavail * space.f_frsize
-        allowed = int((free + used) * self.share) if self.nbytes is None else self.nbytes
-        return min(allowed, free + used)
+
+def size_limit(size: Size, root: Path, used: int) -> int:
+    """Return the bytes that all copies below a directory may take, of which some are used."""
+    space, allowed = os.statvfs(root), parse_size(size)
+    most_nbytes = space.f_bavail * space.f_frsize + used
+    return min(most_nbytes, int(allowed * (most_nbytes if isinstance(allowed, float) else 1)))
 
 
 @dataclass(frozen=True)
@@ -149,15 +146,14 @@ class CacheFolder:
     root
         The directory.
     size
-        The bytes that all copies may take; see `Size.parse`.
+        How much all copies may take.
     create
         Whether it is made.
     """
 
-    def __init__(
-        self, root: str | Path, size: int | str | None = None, *, create: bool = True
-    ) -> None:
-        self.root, self._size = find_root(Path(root), create=create), Size.parse(size)
+    def __init__(self, root: str | Path, size: Size = None, *, create: bool = True) -> None:
+        self.root, self._size = find_root(Path(root), create=create), size
+        parse_size(size)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -202,7 +198,7 @@ class CacheFolder:
     def room(self) -> int:
         """Return how many bytes may be taken now."""
         used = self.used()
-        return self._size.limit(self.root, used) - used
+        return size_limit(self._size, self.root, used) - used
 
     def make_room(self, nbytes: int, kept: str) -> int:
         """Return how many bytes may be taken; copies that nobody uses are removed for `nbytes`.

@@ -798,8 +798,8 @@ class FieldSpec:
             dtype = parse_dtype(word)
         except UsageError:
             start = text.index("=") + 1 if match["path"] else 0
-            whole = text[start:].strip().strip("/")
-            return cls(name if match["path"] else whole, whole)
+            text_path = text[start:].strip().strip("/")
+            return cls(name if match["path"] else text_path, text_path)
         return cls(name, path, index, dtype, parse_shape(match["shape"] or ""))
 
     def __str__(self) -> str:

@@ -101,30 +101,30 @@ def plain(layout: FileLayout, fields: Sequence[Field]) -> list[Plain] | None:
     out = []
     inside = [f for f in fields if f.name not in layout.columns]
     if inside:
-        if layout.records is None or (found := _in_records(layout.records, inside)) is None:
+        if layout.records is None or (each := _in_records(layout.records, inside)) is None:
             return None
-        out.append(found)
+        out.append(each)
     for f in fields:
         if (column := layout.columns.get(f.name)) is not None:
-            if (found := _in_column(column, f, layout.count)) is None:
+            if (each := _in_column(column, f, layout.count)) is None:
                 return None
-            out.append(found)
+            out.append(each)
     return out
 
 
 def _in_records(records: Records, fields: Sequence[Field]) -> Plain | None:
-    places, ends = list[tuple[Field, int]](), set[int]()
+    placed, ends = list[tuple[Field, int]](), set[int]()
     for f in fields:
         part = records.parts.get(f.name)
         if part is None or part.at is None or f.ragged or part.nbytes not in (None, f.row_nbytes):
             return None
-        places.append((f, part.at))
+        placed.append((f, part.at))
         if part.nbytes is None:
             ends.add(part.at + f.row_nbytes)
-    nbytes = max(at + f.row_nbytes for f, at in places)
+    nbytes = max(at + f.row_nbytes for f, at in placed)
     if ends and ends != {nbytes}:
         return None
-    return Plain(sorted(places, key=lambda p: p[1]), records, nbytes, exact=bool(ends))
+    return Plain(sorted(placed, key=lambda p: p[1]), records, nbytes, exact=bool(ends))
 
 
 def _in_column(column: Column, f: Field, count: int) -> Plain | None:

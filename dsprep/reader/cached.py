@@ -33,7 +33,7 @@ import numpy as np
 
 from dsprep.cache.copier import NO_SPACE, Copier, Throttle
 from dsprep.cache.copies import ASKED, PLANNED, READY, Copy, Facts
-from dsprep.cache.folder import CacheFolder, Size
+from dsprep.cache.folder import CacheFolder, parse_size
 from dsprep.cache.pieces import Pieces
 from dsprep.core.schema import Ints
 from dsprep.core.units import parse_rate
@@ -91,7 +91,7 @@ class Cache:
         if self.policy not in (None, *POLICIES):
             expected = "one of " + ", ".join(POLICIES)
             raise UsageError(f"policy of a cache is {self.policy!r}", expected=expected)
-        Size.parse(self.size)
+        parse_size(self.size)
         self.throttle()
 
     @property
@@ -307,7 +307,7 @@ class ReaderCache:
         part = bool(staged.copy.facts.part)
         groups = sequence.groups_at(low, high)
         if part or self._order.shuffle == "global":
-            groups = np.concatenate([groups, np.setdiff1d(staged.copy.which, groups)])
+            groups = np.concatenate([groups, np.setdiff1d(staged.copy.numbers, groups)])
         staged.copy.ask(groups)
         if part or staged.new:
             staged.copy.ask_again()
@@ -330,11 +330,14 @@ class ReaderCache:
     def _parts(self, leg: EpochSegment) -> list[tuple[Facts, Sequence]]:
         """Return what should have copies: this pass, and the next mini-epoch."""
         order = self._order
-        if self._options.policy == "epoch" or order.mini is None or leg.which is None:
+        if self._options.policy == "epoch" or order.mini is None or leg.mini_pass is None:
             return [(Facts.of(self._pieces), leg.epoch.sequence)]
         return [
             (Facts.of(self._pieces, order.pool(mini_pass, leg.rank)), sequence)
-            for mini_pass, sequence in ((leg.which, leg.epoch.sequence), order.after(leg.which))
+            for mini_pass, sequence in (
+                (leg.mini_pass, leg.epoch.sequence),
+                order.after(leg.mini_pass),
+            )
         ]
 
     def _staged(self, facts: Facts) -> Staged | None:

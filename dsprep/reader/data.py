@@ -97,10 +97,10 @@ def open_data(
         assert at is not None  # or it raises
         opened = _reduced(at, files)
     else:
-        found = _find(format, files)
-        if found is None:
-            found = _located(named, (format, files, notes), note)
-        opened = found
+        located = _find(format, files)
+        if located is None:
+            located = _located(named, (format, files, notes), note)
+        opened = located
     if check:
         opened.check()
     return opened
@@ -131,36 +131,38 @@ def _find(format: Format, files: Sequence[Path]) -> Sidecar | None:
 
 
 def _located(
-    named: Sequence[str], found: tuple[Format, list[Path], list[str]], note: bool
+    named: Sequence[str], data_files: tuple[Format, list[Path], list[str]], note: bool
 ) -> Sidecar:
     """Return the sidecar of files that have none: written, or else in memory."""
-    format, files, _ = found
+    format, files, _ = data_files
     command = "dsprep provenance " + shlex.join(named[:3]) + " ..." * (len(named) > 3)
     count = nbytes = 0
     for file in files[: QUICK_FILES + 1]:
-        seen = Identity.look(file)
-        count, nbytes = count + seen.files, nbytes + seen.nbytes
+        identity = Identity.look(file)
+        count, nbytes = count + identity.files, nbytes + identity.nbytes
     size = f"{show_nbytes(nbytes)} in {count:,} file{'s' * (count != 1)}"
     if count > QUICK_FILES or nbytes > QUICK_NBYTES:
         raise MissingError(spec.sidecar_path(common_path(files)), common_path(files), command, size)
-    made = locate(*found)
-    where, why = made.path, "they are named one by one, or by a pattern"
+    made = locate(*data_files)
+    where, reason = made.path, "they are named one by one, or by a pattern"
     if len(named) == 1 and as_path(named[0]).exists():
         try:
             made.save(durable=False, replace=False)
         except FileExistsError:  # another process was first
-            why = f"{where.name} or its companion is of others"
+            reason = f"{where.name} or its companion is of others"
             for pause in PAUSES:
                 if where.exists():
                     break
                 time.sleep(pause)  # it has written the companion, which comes first
         except (OSError, UsageError) as error:  # the latter of a web server
-            why = error.what if isinstance(error, DsprepError) else str(error)
+            reason = error.what if isinstance(error, DsprepError) else str(error)
         opened = _find(format, files)
         if opened is not None:
             _note(f"{made.dataset}: there was no sidecar; wrote {where.name} of {size}", note)
             return opened
-    text = f"{made.dataset}: {size} have no sidecar, and are located in memory each time ({why}); "
+    text = (
+        f"{made.dataset}: {size} have no sidecar, and are located in memory each time ({reason}); "
+    )
     _note(f"{text}{command} --out F writes one, for path=F with data= these files", note)
     return Sidecar(made.content, made.dataset, where, made.companion or None, kept=False)
 

@@ -120,11 +120,11 @@ def generator(key: int, epoch: int, number: int) -> np.random.Generator:
     return np.random.Generator(bits)
 
 
-def check_call(what: str, function: Any, *arguments: str) -> None:
+def check_call(option: str, function: Any, *arguments: str) -> None:
     """Raise `UsageError` unless a function that is an option takes such arguments."""
     expected = f"a function of ({', '.join(arguments)})"
     if not callable(function):
-        raise UsageError(f"{what} is {function!r}", expected=expected)
+        raise UsageError(f"{option} is {function!r}", expected=expected)
     try:
         signature = inspect.signature(function)
     except ValueError:  # of C
@@ -135,7 +135,7 @@ def check_call(what: str, function: Any, *arguments: str) -> None:
     except TypeError as error:
         fix = "transform=dsprep.each(...) takes a function of (sample, out, rng)"
         raise UsageError(
-            f"{what} {function!r} cannot be called: {error}",
+            f"{option} {function!r} cannot be called: {error}",
             expected=expected,
             fix=fix if arguments == ("batch",) else None,
         ) from error

@@ -137,7 +137,7 @@ class Delivery:
         targets: Ints = at[fill.slots]
         return targets
 
-    def place(self, fill: Fill, f: Field, sizes: Ints, take: Take) -> tuple[Bytes, Ints]:
+    def reserve(self, fill: Fill, f: Field, sizes: Ints, take: Take) -> tuple[Bytes, Ints]:
         """Return memory for ragged values of so many bytes each, and where each begins in it."""
         delivered = np.empty_like(sizes)
         delivered[fill.slots] = sizes

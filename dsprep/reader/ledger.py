@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 
-@dataclass(repr=False)
+@dataclass
 class EpochStats:
     """Statistics of one rank in one epoch.
 
@@ -56,12 +56,6 @@ class EpochStats:
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
         return asdict(self)
-
-    def __repr__(self) -> str:
-        """Return what is not 0 or None, four digits of it."""
-        known = {k: f"{v:.4g}" if isinstance(v, float) else repr(v) for k, v in vars(self).items()}
-        shown = (f"{k}={v}" for k, v in known.items() if k == "epoch" or v not in ("0", "None"))
-        return f"EpochStats({', '.join(shown)})"
 
 
 KEPT = 1000

@@ -320,7 +320,7 @@ class Reader(ReaderOptions):
         """Return where the next loop begins."""
         here = Start(self.epoch, self._stages, self._steps, None)
         if self._adaptive is not None:
-            return replace(here, epochs=1, which=self._mini_pass(self.epoch))
+            return replace(here, epochs=1, mini_pass=self._mini_pass(self.epoch))
         epochs, mini = self.epochs, self._order.mini
         if epochs is not None and mini is not None:
             epochs = mini.first(epochs)

@@ -289,7 +289,7 @@ class Mix:
         self._end_loops()
         mine = [self.seed, self.stop, self.within, list(self.shares)]
         try:
-            found, readers = list(state["mix"]), state["readers"]
+            made_by, readers = list(state["mix"]), state["readers"]
             numbers = [at_least(name, state[name], 0) for name in ("version", "epoch", "steps")]
             counts = [at_least("counts", n, 0) for n in state["counts"]]
             flags = [[bool(b) for b in state[name]] for name in ("ended", "through")]
@@ -299,11 +299,11 @@ class Mix:
                 raise ValueError(f"it has {len(readers)} readers, not {len(self.readers)}")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"this is not a state of such a Mix: {error!r}") from error
-        if found != mine:
+        if made_by != mine:
             raise UsageError(
                 "the state was saved by a mix of another seed, stop, within, or other shares",
                 expected=mine,
-                found=found,
+                found=made_by,
             )
         for reader, each in zip(self.readers, readers, strict=True):
             reader.load_state_dict(each, other_data=other_data)

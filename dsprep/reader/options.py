@@ -236,9 +236,9 @@ def at_least(name: str, value: Any, minimum: int, maximum: int = LARGEST) -> int
     """Return an option as a number; `UsageError` unless it is a whole one in these bounds."""
     number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not number or not minimum <= value <= maximum:
-        most = f", at most {maximum}" * (number and value > maximum)
+        limit = f", at most {maximum}" * (number and value > maximum)
         raise UsageError(
-            f"{name} is {value!r}", expected=f"a whole number, at least {minimum}{most}"
+            f"{name} is {value!r}", expected=f"a whole number, at least {minimum}{limit}"
         )
     return int(value)
 

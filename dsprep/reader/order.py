@@ -60,7 +60,7 @@ class Span:
     the span is cut into units first; then it is whole."""
 
     @classmethod
-    def whole(cls, start: int, stop: int) -> Span:
+    def uncut(cls, start: int, stop: int) -> Span:
         """Return all of ``start .. stop``, not yet cut into units."""
         return cls(start, stop, 0, stop - start)
 
@@ -71,7 +71,7 @@ class Span:
         """Return the part ``begin .. end`` of this span."""
         if self.fixed:
             return replace(self, low=self.low + begin, high=self.low + end)
-        return Span.whole(self.start + begin, self.start + end)
+        return Span.uncut(self.start + begin, self.start + end)
 
 
 class Sequence:
@@ -127,16 +127,16 @@ class Sequence:
         self.groups, self._begins = groups, edges[:-1] if groups is None else edges[groups]
         self.ends = edges if groups is None else offsets_of(np.diff(edges)[groups])
 
-    def _take_runs(self, most: int) -> None:
+    def _take_runs(self, longest: int) -> None:
         """Take what is kept of each group, in one run or several of at most so many samples."""
         if self.shuffle == "global":  # units are cut anywhere
             n = int(self.edges[-1])
-            self.groups, self.ends = None, np.append(np.arange(0, n, most, dtype=np.int64), n)
+            self.groups, self.ends = None, np.append(np.arange(0, n, longest, dtype=np.int64), n)
             return
-        runs = -(-np.diff(self.edges) // most)
+        runs = -(-np.diff(self.edges) // longest)
         groups = np.repeat(np.arange(len(runs), dtype=np.int64), runs)
-        begins = self.edges[groups] + (np.arange(len(groups)) - offsets_of(runs)[groups]) * most
-        lengths = np.minimum(most, self.edges[groups + 1] - begins)
+        begins = self.edges[groups] + (np.arange(len(groups)) - offsets_of(runs)[groups]) * longest
+        lengths = np.minimum(longest, self.edges[groups + 1] - begins)
         if self.shuffle == "group" and len(groups) > 1:
             order = Permutation(derive(self.seed, self.epoch, "groups"), len(groups)).all()
             groups, begins, lengths = groups[order], begins[order], lengths[order]
@@ -359,7 +359,7 @@ class Epoch:
     def __init__(self, sequence: Sequence, stages: tuple[ResumePoint, ...], remainder: Remainder):
         self.sequence, self.remainder = sequence, remainder
         self._pools = 1 if stages else sequence.pools  # what is left is assigned anew
-        self._take([Span.whole(0, len(sequence))])
+        self._take([Span.uncut(0, len(sequence))])
         for stage in stages:
             self._take(self._left(stage))
 
@@ -413,9 +413,9 @@ class Epoch:
                         inside = done - (unit.start - span.start)
                         if inside:
                             left.append(unit.part(inside, len(unit)))
-                            span = Span.whole(unit.stop, span.stop)
+                            span = Span.uncut(unit.stop, span.stop)
                         else:
-                            span = Span.whole(unit.start, span.stop)
+                            span = Span.uncut(unit.start, span.stop)
                     done = 0
                 if len(span):
                     left.append(span)
@@ -432,7 +432,7 @@ class EpochSegment:
     share: Share
     first: int  # the step that it begins with
     stop: int  # the step before which it ends
-    which: Pass | None = None  # of a mini-epoch
+    mini_pass: Pass | None = None
     rank: int = 0
 
     def numbers(self) -> Iterator[Ints]:
@@ -453,12 +453,10 @@ class Start:
     """The first step of a loop, and its epochs."""
 
     epoch: int
-    stages: tuple[
-        ResumePoint, ...
-    ]  # what was done of it with other numbers of ranks or other batches
+    stages: tuple[ResumePoint, ...]  # what was done of it with other ranks or batches
     steps: int  # that were done since
     epochs: int | None  # how many; None: without end
-    which: Pass | None = None  # of a mini-epoch whose repeats adapt, which the number does not say
+    mini_pass: Pass | None = None  # of a mini-epoch whose repeats adapt
 
 
 @dataclass(frozen=True)
@@ -485,7 +483,7 @@ class Assignment:
         return self.edges if self.pieces is None else self.pieces
 
     @property
-    def most(self) -> int:
+    def longest(self) -> int:
         """The samples of a group at most that come at a time."""
         return int(np.diff(self.edges if self.weights is None else self.stored).max(initial=1))
 
@@ -510,7 +508,7 @@ class Assignment:
             edges = np.searchsorted(drawn, edges)
             kept = drawn if kept is None else kept[drawn]
         how = self.shuffle, self.seed, number, self.mixed, groups, pools
-        return Sequence(edges, *how, None if kept is None else (kept, self.most))
+        return Sequence(edges, *how, None if kept is None else (kept, self.longest))
 
     def after(self, mini_pass: Pass) -> tuple[Pass, Sequence]:
         """Return the first pass of the mini-epoch after that of a pass, and its order.
@@ -531,7 +529,7 @@ class Assignment:
 
     def leg(self, rank: int, start: Start) -> EpochSegment:
         """Return what a rank delivers of the epoch in which a loop begins."""
-        mini_pass = start.which
+        mini_pass = start.mini_pass
         if mini_pass is None and self.mini is not None:
             mini_pass = self.mini.at(start.epoch)
         epoch = Epoch(self._sequence(start.epoch, mini_pass), start.stages, self.remainder)

@@ -112,8 +112,8 @@ def _ragged(batch: Batch, field: str, fill: Any, added: Sequence[str]) -> Ragged
     """Return a ragged field; `UsageError` if what is to be made of it does not fit."""
     column = batch.get(field)
     if not isinstance(column, Ragged):
-        found = ", ".join(n for n, c in batch.items() if isinstance(c, Ragged)) or "none"
-        raise UsageError(f"{field} is not a ragged field", expected=f"one of these: {found}")
+        known = ", ".join(n for n, c in batch.items() if isinstance(c, Ragged)) or "none"
+        raise UsageError(f"{field} is not a ragged field", expected=f"one of these: {known}")
     for name in (n for n in added if n in batch):
         fix = "name the other fields that are read with fields=, or convert it under another name"
         raise UsageError(f"{name} of {field} would replace the field of this name", fix=fix)
@@ -128,11 +128,11 @@ def _holds(dtype: DType, fill: Any) -> bool:
     try:
         given = np.asarray(fill)
         with np.errstate(all="ignore"):
-            held = np.full(given.shape, given, dtype)
-        if held.tolist() == given.tolist() or (dtype.kind in "mMV" and not is_extension(dtype)):
+            cast = np.full(given.shape, given, dtype)
+        if cast.tolist() == given.tolist() or (dtype.kind in "mMV" and not is_extension(dtype)):
             return True
         rounds = given.dtype.kind in "fc" and ("float" in dtype.name or dtype.kind == "c")
-        return rounds and bool((np.isfinite(held) == np.isfinite(given)).all())
+        return rounds and bool((np.isfinite(cast) == np.isfinite(given)).all())
     except (TypeError, ValueError, OverflowError):
         return False
 

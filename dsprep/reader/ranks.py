@@ -108,7 +108,7 @@ def detect(rank: int | None = None, world_size: int | None = None) -> RankInfo:
 
 def _from_environment(env: Mapping[str, str]) -> RankInfo:
     """Return what the first launcher says whose variables are all there."""
-    problem = found = ""
+    problem = variable = ""
     for launcher, rank, size in _LAUNCHERS:
         here = [name for name in (rank, size) if name and name in env]
         if launcher == "SLURM" and not _in_step(env):
@@ -116,13 +116,13 @@ def _from_environment(env: Mapping[str, str]) -> RankInfo:
         if size is not None and len(here) == 2:
             (number, count), source = (_number(env, n) for n in here), f"{launcher}: {rank}, {size}"
             return _checked_rank_info(number, count, env, source, rank, size)
-        if here and not found:
-            found = f"{here[0]}={env[here[0]]}"
+        if here and not variable:
+            variable = f"{here[0]}={env[here[0]]}"
             problem = f"{here[0]} is set without {size if here[0] == rank else rank}"
             if size is None:
                 problem = f"{rank} is set, but {launcher} does not say of how many processes"
-    if found:
-        raise UsageError(problem, found=found, fix=FIX)
+    if variable:
+        raise UsageError(problem, found=variable, fix=FIX)
     source = "no launcher found"
     if "SLURM_JOB_ID" in env:
         source += "; in a SLURM job, but not started by srun"

@@ -23,7 +23,7 @@ def choose_for(
 ) -> tuple[int, int]:
     """Return the threads that read, and the units in memory at a time."""
     schema, is_stored = chosen_fields(options, opened), isinstance(opened.dataset, StorePath)
-    unit_nbytes = order.most * order.mixed * sample_nbytes(opened, schema)
+    unit_nbytes = order.longest * order.mixed * sample_nbytes(opened, schema)
     if options.io_threads is not None:
         threads = options.io_threads
     elif is_stored:  # where reading is waiting for answers
@@ -45,13 +45,13 @@ def settings_for(
 ) -> Settings:
     """Return how a pipeline works, with what `choose_for` gave; the engine has to work here."""
     (threads, buffers), stagger, engine = chosen, options.stagger, make(options.engine)
-    if options.engine != "buffered" and len(opened):
+    if options.engine != "buffered" and len(opened) and options.cache is None:
         engine.prepare(first_file(opened, chosen_fields(options, opened).names))
     return Settings(
         engine=engine,
         threads=threads,
         buffers=buffers,
-        unit_samples=order.most * order.mixed,
+        unit_samples=order.longest * order.mixed,
         first=1 if isinstance(opened.dataset, StorePath) else threads,  # each a request
         transfer=options.transfer_size,
         cache=cache,

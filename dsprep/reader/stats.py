@@ -274,12 +274,12 @@ def _classes(f: Field, column: Column) -> dict[Any, int] | None:
     if isinstance(column, Ragged):
         if column.lengths.max() > LONGEST:
             return None
-        found: Counter[Any] = Counter()
+        counts: Counter[Any] = Counter()
         for i in range(0, len(column), CLASSES):
-            found.update(column[i : i + CLASSES])
-            if len(found) > CLASSES:
+            counts.update(column[i : i + CLASSES])
+            if len(counts) > CLASSES:
                 return None
-        return dict(found)
+        return dict(counts)
     values: Any = np.asarray(column)
     if len(values) > 1 << 16 and len(np.unique(values[: 1 << 14])) > CLASSES:
         return None  # known before all of them are sorted
@@ -342,8 +342,8 @@ def stats(
         target = _kept_path(source, names, kept)
         for where in (target, _kept_path(source, everything, kept)):  # those of all fields serve
             parse = partial(_parse, source=source, known=known, names=names)
-            if where is not None and (found := load_hidden(where, source.files()[0], parse)):
-                return MappingProxyType(found)
+            if where is not None and (known_stats := load_hidden(where, source.files()[0], parse)):
+                return MappingProxyType(known_stats)
         reading = _narrowed(source, names)
         if kept is not None:
             reading = DerivedSource(reading, kept)
@@ -401,8 +401,8 @@ def _kept_path(source: Source, names: Sequence[str], kept: Ints | None) -> Path 
     schema = [source.schema[n] for n in names]
     packing = [repr({c: f.attrs[c] for c in PACKING if c in f.attrs}) for f in schema]
     facts = [*map(str, schema)], packing, source.options.meaning.to_json()
-    which = "" if kept is None else hashlib.blake2b(kept.tobytes()).hexdigest()
-    key = digest(repr((facts, len(source), which)).encode())
+    subset_digest = "" if kept is None else hashlib.blake2b(kept.tobytes()).hexdigest()
+    key = digest(repr((facts, len(source), subset_digest)).encode())
     return path.with_name(f".stats-{key}.{path.name}")
 
 
@@ -494,22 +494,22 @@ def normalise(
     known = of if isinstance(of, Mapping) else stats(of, fields, subset)
     functions: dict[str, Function] = {}
     for name in fields:
-        found = known.get(name)
-        if found is None or found.mean is None or found.std is None:
+        own = known.get(name)
+        if own is None or own.mean is None or own.std is None:
             raise UsageError(
                 f"field {name} has no mean", expected="statistics of a field of numbers"
             )
-        if found.missing + found.nans and missing is None:
-            raise _missing(name, f"{found.missing + found.nans:,} of {found.count:,} values")
-        unpack = None if found.field is None else unpacking(found.field)
-        functions[name] = partial(_scaled, known=found, missing=missing, unpack=unpack)
+        if own.missing + own.nans and missing is None:
+            raise _missing(name, f"{own.missing + own.nans:,} of {own.count:,} values")
+        unpack = None if own.field is None else unpacking(own.field)
+        functions[name] = partial(_scaled, known=own, missing=missing, unpack=unpack)
     return FieldTransform("normalised", functions)
 
 
-def _missing(name: str, found: str) -> UsageError:
+def _missing(name: str, problem: str) -> UsageError:
     return UsageError(
         f"field {name} has missing values",
-        found=found,
+        found=problem,
         fix='say what becomes of them: normalise(..., missing="mean"), or missing="nan"',
     )
 

@@ -168,7 +168,7 @@ def numbers_of(indices: Indices, count: int) -> Ints:
     name = "indices"
     if isinstance(indices, (str, Path)):
         name, indices = str(indices), _load(indices)
-    numbers = _whole(indices, name)
+    numbers = _unmasked(indices, name)
     if numbers.dtype == bool and numbers.shape == (count,):
         return np.flatnonzero(numbers)
     if numbers.ndim != 1 or (numbers.dtype.kind not in "iu" and len(numbers)):
@@ -191,7 +191,7 @@ def numbers_of(indices: Indices, count: int) -> Ints:
     return rising
 
 
-def _whole(values: Any, name: str) -> Any:
+def _unmasked(values: Any, name: str) -> Any:
     """Return an array; raise `UsageError` if some of it is masked."""
     if np.ma.is_masked(values):
         raise UsageError(
@@ -257,7 +257,7 @@ def read_weights(given: Any, sidecar: Sidecar, kept: Ints | None) -> Weights:
     elif isinstance(given, (str, Path)):
         name, weights = str(given), _load(given)
     else:
-        name, weights = "weights", _whole(given, "weights")
+        name, weights = "weights", _unmasked(given, "weights")
     if (
         isinstance(weights, Ragged)
         or weights.shape != (len(sidecar),)

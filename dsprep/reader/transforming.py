@@ -64,12 +64,12 @@ class Transforming:
         """Return batches, transformed by so many threads for a function of a batch, or by rule."""
         for number, transform in enumerate(self._transforms):
             if isinstance(transform, Each):
-                count, most = transform.threads or threads_by_rule(cores, decoded=True), 1
+                count, ahead_count = transform.threads or threads_by_rule(cores, decoded=True), 1
                 begin = partial(self._each[number].begin, threads=count)
             else:
-                count = most = threads or threads_by_rule(cores)
+                count = ahead_count = threads or threads_by_rule(cores)
                 begin = partial(self._begin, number)
-            batches = _ahead(batches, begin, count, most)
+            batches = _ahead(batches, begin, count, ahead_count)
         return batches
 
     def _key(self, *words: str | int) -> int:
@@ -87,7 +87,7 @@ class Transforming:
         return [pool.submit(function, batch, **more)], None
 
 
-def _ahead(batches: Batches, begin: Any, threads: int, most: int) -> Batches:
+def _ahead(batches: Batches, begin: Any, threads: int, ahead_count: int) -> Batches:
     """Yield what becomes of batches, of which at most so many are begun besides."""
     ahead: deque[tuple[EpochSegment, int, Work]] = deque()
     with ThreadPoolExecutor(threads, "dsprep-transform") as pool:
@@ -95,7 +95,7 @@ def _ahead(batches: Batches, begin: Any, threads: int, most: int) -> Batches:
             for leg, step, batch in batches:
                 ahead.append((leg, step, begin(pool, batch, leg, step)))
                 del batch
-                if len(ahead) > most:
+                if len(ahead) > ahead_count:
                     yield _done(*ahead.popleft())
             while ahead:
                 yield _done(*ahead.popleft())
@@ -142,13 +142,13 @@ class EachRun:
 
     def _arrays(self, count: int) -> dict[str, Array]:
         """Return memory for the results of `count` samples."""
-        places, end = {}, 0
+        begins, end = {}, 0
         for name, (dtype, shape) in self._each.out.items():
-            places[name] = end
+            begins[name] = end
             end += -(-count * math.prod(shape) * dtype.itemsize // _ALIGN) * _ALIGN
         _, memory = self._pool.take(end, lambda: True)
         return {
-            name: np.ndarray((count, *shape), dtype, memory, places[name])
+            name: np.ndarray((count, *shape), dtype, memory, begins[name])
             for name, (dtype, shape) in self._each.out.items()
         }
 

@@ -157,13 +157,13 @@ class Filler:
             other = opened.open_file(number, run[0])
             begin, file = run[1] + each.fields[0][1], file or other
             to = [self._to(fill, f, modes[f.name] == "staged", take) for f, _ in each.fields]
-            places = woven(each, to, run[2], n)
-            if places is None or other is not file or begin < 0:
+            iovecs = woven(each, to, run[2], n)
+            if iovecs is None or other is not file or begin < 0:
                 return None
             stop = run[1] + (n - 1) * run[2] + each.nbytes
             if stop > file.nbytes:
                 return None  # the other way states what is wrong
-            ranges.append((begin, stop, places))
+            ranges.append((begin, stop, iovecs))
         planned = joined(ranges)
         return None if file is None or planned is None else [(file, *each) for each in planned]
 
@@ -175,20 +175,21 @@ class Filler:
         fields = [f for f in self.fields if f.ragged or f.row_nbytes]
         layouts = [self.sidecar.layout(number) for number, _, _ in by_file]
         own = [f for f in fields if all(f.name in layout.files for layout in layouts)]
-        others, most = [f for f in fields if f not in own], most_open()
-        located, many = dict[str, Located](), len(by_file) > most
+        others, limit_open = [f for f in fields if f not in own], most_open()
+        located, many = dict[str, Located](), len(by_file) > limit_open
         if not many:
             each_of = ((f.name, self._located(f, by_file)) for f in others)
             located = {name: each for name, each in each_of if each is not None}
             every = ((n, extents) for each in located.values() for n, _, extents in each)
-            many = len({(n, path) for n, extents in every for path, _ in extents.by_path()}) > most
+            paths = {(n, path) for n, extents in every for path, _ in extents.by_path()}
+            many = len(paths) > limit_open
         if many:
             located = {}
         for f in own:
             self._plan_files(fill, f, by_file, take)
         for f in (f for f in others if f.name in located):
             if f.ragged:
-                to = self._place(fill, f, located[f.name], plan, take)
+                to = self._reserve(fill, f, located[f.name], plan, take)
             else:
                 staged = all(self.modes(number)[f.name] == "staged" for number, _, _ in by_file)
                 at = self._to(fill, f, staged, take)
@@ -236,7 +237,7 @@ class Filler:
         f.check_nbytes(sizes, lambda _: str(self.sidecar.root(number)), fix)
         return sizes
 
-    def _place(self, fill: Fill, f: Field, located: Located, plan: ReadPlan, take: Take) -> Ints:
+    def _reserve(self, fill: Fill, f: Field, located: Located, plan: ReadPlan, take: Take) -> Ints:
         """Return the address of every value of a ragged field, contiguous in the order of delivery.
 
         Before memory is taken for them, values that overlap are refused.
@@ -257,7 +258,7 @@ class Filler:
                     where=self.sidecar.dataset,
                     fix="write it again with dsprep provenance",
                 )
-        memory, to = self.delivery.place(fill, f, sizes, take)
+        memory, to = self.delivery.reserve(fill, f, sizes, take)
         to += memory.ctypes.data
         return to
 
@@ -270,7 +271,7 @@ class Filler:
             sizes[chosen] = self.sidecar.layout(number).files[f.name].lengths.at(local)
         if len(sizes) and int(sizes.min()) < 0:
             raise layout_mismatch("gives a sample a file of less than no bytes", "the files")
-        memory, to = self.delivery.place(fill, f, sizes, take)
+        memory, to = self.delivery.reserve(fill, f, sizes, take)
 
         def part(number: int, chosen: Ints, local: Ints) -> ReadPart:
             begins, ends = to[chosen], to[chosen] + sizes[chosen]

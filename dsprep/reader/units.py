@@ -87,8 +87,8 @@ def cut_units(
         samples = None
     edges = stored if kept is None else np.searchsorted(kept, stored)
     if mixed is None:
-        largest, held = (int(np.diff(e).max(initial=1)) for e in (stored, edges))
-        mixed = max(1, (samples or (largest if kept is None else min(largest, ENOUGH))) // held)
+        largest, chosen = (int(np.diff(e).max(initial=1)) for e in (stored, edges))
+        mixed = max(1, (samples or (largest if kept is None else min(largest, ENOUGH))) // chosen)
     return stored, edges, mixed
 
 

@@ -203,8 +203,8 @@ class Where:
                     raise TypeError(f"in {ast.unparse(right)}: expected values in parentheses")
                 among = [self._value(element, batch) for element in right.elts]
                 hits = [_compare(operator.eq, value, each) for each in among]
-                found = reduce(np.logical_or, hits, np.zeros(np.shape(value), bool))
-                results.append(~found if isinstance(sign, ast.NotIn) else found)
+                is_among = reduce(np.logical_or, hits, np.zeros(np.shape(value), bool))
+                results.append(~is_among if isinstance(sign, ast.NotIn) else is_among)
                 continue
             other = self._value(right, batch)
             results.append(_compare(_COMPARISONS[type(sign)], value, other))
@@ -315,8 +315,8 @@ def _compare(sign: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
     left, right = _aligned(left, right)
     if not _is_text(left):
         left, right = _number(_rounded(left, right)), _number(_rounded(right, left))
-        whole = [v for v in (left, right) if not _is_float(v)]
-        if len(whole) == 1 and _bits(whole[0]) > _FLOAT_BITS:
+        integers = [v for v in (left, right) if not _is_float(v)]
+        if len(integers) == 1 and _bits(integers[0]) > _FLOAT_BITS:
             left, right = _exact(left), _exact(right)
     return np.asarray(sign(left, right), bool)
 

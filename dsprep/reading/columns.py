@@ -40,10 +40,10 @@ def read_columns(
         for path, *ranges in next(step):
             files.setdefault(path, []).append((name, *ranges))
     consecutive = bool((indices[1:] - indices[:-1] == 1).all())
-    open_file, paths, most = next(iter(readers.values())).open_file, [*files], most_open()
-    for low in range(0, len(paths), most):
+    open_file, paths, file_limit = next(iter(readers.values())).open_file, [*files], most_open()
+    for low in range(0, len(paths), file_limit):
         plan = ReadPlan()
-        for path in paths[low : low + most]:
+        for path in paths[low : low + file_limit]:
             file = open_file(path)
             for name, offsets, lengths, addresses in files[path]:
                 plan.put(file, offsets, lengths, addresses, f"field {name}")

@@ -28,10 +28,10 @@ KNOWN = 1 << 16
 """Files that are recognised when they are opened again."""
 
 
-def most_open(most: int = KEPT) -> int:
+def most_open(count: int = KEPT) -> int:
     """Return how many files may be open together, at most so many."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return most if limit == resource.RLIM_INFINITY else max(1, min(most, limit // SHARE))
+    return count if limit == resource.RLIM_INFINITY else max(1, min(count, limit // SHARE))
 
 
 class Files:
@@ -125,12 +125,12 @@ class Files:
         OSError, FormatError
             As `get` and `Handle.read_whole` do.
         """
-        found: Sequence[os.stat_result | None] = [None] * len(names)
+        statuses: Sequence[os.stat_result | None] = [None] * len(names)
         if self.expects:
-            found = self._inside.read_each(self._name(entry, ""), names, begins, ends, out)
+            statuses = self._inside.read_each(self._name(entry, ""), names, begins, ends, out)
         newest = self._newest_of(entry)
         # Looked at after it was read: nobody wrote to it until then if it is not newer.
-        for i, facts in enumerate(found):
+        for i, facts in enumerate(statuses):
             if facts is not None and newest is not None and facts.st_mtime_ns <= newest:
                 continue
             path = os.fsdecode(names[i])

@@ -168,14 +168,14 @@ def joined(ranges: Sequence[tuple[int, int, Ints]]) -> list[tuple[int, Ints]] | 
     `ranges` are where each begins and ends, and its places.
     """
     out, end = list[tuple[int, list[Ints]]](), -1
-    for start, stop, places in sorted(ranges, key=lambda r: r[0]):
+    for start, stop, iovecs in sorted(ranges, key=lambda r: r[0]):
         gap = start - end
         if out and gap < 0:
             return None
         if out and gap <= NEAR:
-            out[-1][1].extend([np.array([[DROPPED, gap]], np.int64), places] if gap else [places])
+            out[-1][1].extend([np.array([[DROPPED, gap]], np.int64), iovecs] if gap else [iovecs])
         else:
-            out.append((start, [places]))
+            out.append((start, [iovecs]))
         end = stop
     return [(start, each[0] if len(each) == 1 else np.concatenate(each)) for start, each in out]
 

@@ -164,8 +164,8 @@ class RecordReader:
                 return self._label(sample)
             return f"{file.path}, sample {first + sample}"
 
-        wanted = [] if entire else parts
-        taken = self._take(file, offsets, lengths, wanted, verify, arena, label)
+        needed_parts = [] if entire else parts
+        taken = self._take(file, offsets, lengths, needed_parts, verify, arena, label)
         out: Batch = {}
         if any(part.at is None for _, part in parts) and self.recipe is not None:
             out = self.recipe.decode(

@@ -14,7 +14,7 @@ from dsprep.bench.report.model import BenchReport, Row
 from dsprep.bench.report.tables import digits, tables
 from dsprep.bench.strategies import DUMMY, LIMIT
 from dsprep.bench.task import Settings
-from dsprep.cache.folder import Size
+from dsprep.cache.folder import parse_size
 from dsprep.core.units import parse_nbytes
 from dsprep.errors import UsageError, require
 from dsprep.reader import engines
@@ -40,7 +40,7 @@ PARAMETERS: dict[str, Callable[[str], Any]] = {
         (parse_count if text.isdigit() else parse_nbytes)(text),
     ),
     "transfer-size": parse_nbytes,
-    "tier-size": lambda text: str(Size.parse(text)),
+    "tier-size": lambda text: str(parse_size(text)),
     "engine": lambda text: engines.make(text).name,
     **dict.fromkeys(
         ("threads", "ranks", "batch-size", "buffers", "repeats", "mini-epochs"), parse_count

@@ -164,7 +164,7 @@ class _Session:
             return
         task, start = self._task, received[0]["start"]
         stages = tuple(ResumePoint(**each) for each in start["stages"])
-        own = {"stages": stages, "which": start["which"] and Pass(**start["which"])}
+        own = {"stages": stages, "mini_pass": start["mini_pass"] and Pass(**start["mini_pass"])}
         legs = task.order.legs(int(received[0]["rank"]), Start(**{**start, **own}))
         wire.send(self._sock, {"welcome": True})
         shared, ledger = wire.Shared(), Ledger()

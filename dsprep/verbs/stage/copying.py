@@ -12,7 +12,7 @@ import numpy as np
 
 from dsprep.cache.copier import Copier
 from dsprep.cache.copies import ABSENT, ASKED, LEFT_OUT, PLANNED, READY, REFUSED, Copy, Facts
-from dsprep.cache.folder import CacheFolder, Size
+from dsprep.cache.folder import CacheFolder, size_limit
 from dsprep.cache.pieces import Pieces
 from dsprep.core.schema import Array, Ints
 from dsprep.core.units import show_nbytes
@@ -47,7 +47,7 @@ class PiecesNeeded:
 
     def index(self, copy: Copy) -> Ints:
         """Return where the pieces are in the tables of the copy."""
-        slots: Ints = np.searchsorted(copy.which, self.groups)
+        slots: Ints = np.searchsorted(copy.numbers, self.groups)
         return slots
 
     def states(self, copy: Copy | None) -> Array:
@@ -185,7 +185,7 @@ def _left_out(
     if folder is not None:
         used = folder.used()
         kept = sum(folder.resident(want.facts.name) for want in wants)
-    room = max(0, Size.parse(how.size).limit(there, used) - kept)
+    room = max(0, size_limit(how.size, there, used) - kept)
     if int(taken.sum()) <= room:
         return 0
     if partial:
