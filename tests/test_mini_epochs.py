@@ -382,14 +382,14 @@ def test_a_mini_epoch_is_not_over_before_the_next_one_is_staged(data, tmp_path):
             return True
 
     nbytes = data.stat().st_size
-    options = {"cache": dsprep.Cache(tmp_path / "cache", bandwidth=nbytes)}
+    options = {"cache": dsprep.Cache(tmp_path / "cache", bandwidth=nbytes // 2)}
     with dsprep.Reader(data, 7, mini_epochs=2, repeats=Always(), **options) as reader:
         numbers = 1
         list(reader)
         while not reader.report(loss=1.0):
             numbers += 1
             list(reader)
-        assert numbers > 1  # half a second for the other half
+        assert numbers > 1  # a second for the other half
         list(reader)
         assert reader.stats[-1].cache_nbytes == reader.stats[-1].nbytes
 
