@@ -199,8 +199,7 @@ def walk(file: Any, disk: Handle, *, follow: bool) -> Contents:
     where, visited = disk.path, set[int]()
     with hdf5_errors(where, "the HDF5 file cannot be opened"):
         contents = Contents(file, disk, Heaps(disk, file))
-    alike: dict[StoredType, StoredType] = {}  # there may be millions
-    plain_types: dict[tuple[Any, ...], StoredType] = {}
+    plain_types: dict[tuple[Any, ...], StoredType] = {}  # there may be millions
     with hdf5_errors(where, "the file cannot be listed"):
         stack = [("", file.id, b"/", int(h5o.get_info(file.id).addr))]
         while stack:
@@ -234,7 +233,7 @@ def walk(file: Any, disk: Handle, *, follow: bool) -> Contents:
                     continue
                 if isinstance(element, h5t.TypeEnumID) and stored_type.dtype.kind in "iu":
                     contents.enums.append(path)
-                contents.datasets[path] = alike.setdefault(stored_type, stored_type)
+                contents.datasets[path] = stored_type
                 if not attributed and not stored_type.vlen:
                     plain_types[key] = stored_type
                 names = attribute_names(h5py.Dataset(item)) if attributed else ()

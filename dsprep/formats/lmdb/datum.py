@@ -79,9 +79,8 @@ def read_messages(
 def _alike(
     data: Bytes, starts: Ints, ends: Ints, label: Callable[[int], str]
 ) -> Iterator[tuple[Ints, Fields]]:
-    """Yield the fields of messages that have the same ones, nearly always all: numbers, fields."""
+    """Yield the fields of messages that have the same ones, all or each: numbers, fields."""
     every = [*zip(starts.tolist(), ends.tolist(), strict=True)]
-    groups: dict[tuple[tuple[int, int], ...], list[tuple[int, list[tuple[int, int]]]]] = {}
     try:
         first = read_fields(data.data, *every[0])
         together = Together(data, starts, ends).fields(first)
@@ -95,14 +94,7 @@ def _alike(
             fields = read_fields(data.data, start, stop)
         except WireError as error:
             raise _not_datum(label(i), str(error)) from error
-        kinds = tuple((number, wire) for number, wire, _, _ in fields)
-        groups.setdefault(kinds, []).append((i, [(a, b) for _, _, a, b in fields]))
-    for kinds, members in groups.items():
-        extents = np.array([extents for _, extents in members], np.int64).reshape(
-            len(members), -1, 2
-        )
-        rows = np.array([i for i, _ in members])
-        yield rows, [(*kind, *extents[:, k].T) for k, kind in enumerate(kinds)]
+        yield np.array([i]), [(n, wire, np.array([a]), np.array([b])) for n, wire, a, b in fields]
 
 
 class Datum:

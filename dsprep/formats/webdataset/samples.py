@@ -23,7 +23,7 @@ from dsprep.formats.fields import missing_field
 from dsprep.formats.samples import listed
 from dsprep.formats.splits import parts_of_many
 from dsprep.formats.webdataset.headers import Archive, Members, show
-from dsprep.layout.laws import Affine, Explicit, Law
+from dsprep.layout.laws import Explicit, Law
 
 MOST = 256
 """Fields of a sample, at most."""
@@ -39,11 +39,7 @@ Extents: TypeAlias = tuple[Law, Law]
 
 def law_of(parts: Sequence[Ints]) -> Law:
     """Return the law of numbers that arrived in parts, at least one."""
-    values = np.concatenate(parts)
-    steps = np.diff(values)
-    stride = int(steps[0]) if len(steps) else 0
-    even = bool((steps == stride).all())
-    return Affine(len(values), int(values[0]), stride) if even else Explicit(values)
+    return Explicit(np.concatenate(parts))
 
 
 class Samples:

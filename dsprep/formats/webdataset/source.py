@@ -49,9 +49,8 @@ def parse(file: Handle, options: OpenOptions) -> Parsed:
             fields[f.name], extents[f.name] = _as_array(file, f, extents[f.name], f.name in typed)
     for name, field in fields.items():
         require(field.row_nbytes or not field.ragged, UsageError, f"{field} has rows without bytes")
-        lengths = extents[name][1]
-        some = lengths.span(0, 1 if isinstance(lengths, Affine) and not lengths.stride else count)
-        field.check_nbytes(some, lambda i: f"{file.path}, sample {i}", ENCODED)
+        lengths = extents[name][1].span(0, count)
+        field.check_nbytes(lengths, lambda i: f"{file.path}, sample {i}", ENCODED)
     columns = {name: _column(f, extents[name], file.nbytes) for name, f in fields.items()}
     return Parsed(
         version="WebDataset in a tar archive",
