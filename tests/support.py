@@ -31,7 +31,7 @@ from dsprep.layout import as_json, fit
 from dsprep.storage.identity import BLOCK_NBYTES, BLOCKS
 from dsprep.storage.trees import remove, sized_files
 from dsprep.verbs.convert import ConvertOptions, plan_job
-from dsprep.writing.create_sidecar import Looks, Made, make
+from dsprep.writing.create_sidecar import NewSidecar, ScanOptions, make_sidecar
 from dsprep.writing.job import RunOptions
 from dsprep.writing.run import run_job
 
@@ -177,10 +177,10 @@ def write_batch(
     writer.clean()
 
 
-def describe(format: Format, schema: Schema, files: Sequence[Path], dataset: Path) -> Made:
+def describe(format: Format, schema: Schema, files: Sequence[Path], dataset: Path) -> NewSidecar:
     """The sidecar of files that a test has written by a format's writer."""
     files = [file.absolute() for file in files]
-    made = make(format, files, OpenOptions(), schema, (), Looks(), {})
+    made = make_sidecar(format, files, OpenOptions(), schema, (), ScanOptions(), {})
     assert made.dataset == dataset
     return made
 

@@ -351,7 +351,7 @@ def test_who_is_stopped_is_not_waited_for_for_ever(origin, tmp_path, monkeypatch
     monkeypatch.setattr("dsprep.reader.cached.SLOW_SECONDS", 0.3)
     monkeypatch.setattr("dsprep.cache.folder.PATIENCE", 0.3)
     with dsprep.Reader(origin, 8, cache=slow(tmp_path, "10kB/s")) as reader:
-        reader._cache.begin(reader._leg())
+        reader._cache.begin(reader._segment())
         path = the_copy(tmp_path)
     ready = (np.fromfile(path / "state", np.uint8) == READY).sum()  # before it was closed
     child = held(path, what == "directory")

@@ -233,7 +233,7 @@ def test_where_no_sidecar_may_be_written(folder, tmp_path, monkeypatch):
 
 def _read(reader):
     monkey = pytest.MonkeyPatch()
-    monkey.setattr(data, "locate", None)  # a fork has what its parent located
+    monkey.setattr(data, "locate_files", None)  # a fork has what its parent located
     assert values(reader) == expected(0, 1, 2, 3)
 
 
@@ -283,7 +283,7 @@ def test_a_sidecar_whose_companion_is_there_first(folder, tmp_path, monkeypatch)
         monkeypatch.setattr("time.sleep", lambda _: made.save(durable=False))
         return replace(made, companion=b"first")
 
-    monkeypatch.setattr(data, "locate", locate)
+    monkeypatch.setattr(data, "locate_files", locate)
     with data.open_data(tmp_path / "d", note=False) as opened:
         assert opened.kept
 

@@ -231,7 +231,7 @@ def test_an_interrupt_loses_nothing_that_was_written(to, origin, tmp_path, monke
 
     with pytest.raises(KeyboardInterrupt, match=r"after \d+ samples") as caught:
         dsprep.convert(origin[FIXED], tmp_path / "set", to=to, progress=interrupt)
-    assert caught.value.__notes__ == [staging.AGAIN]
+    assert caught.value.__notes__ == [staging.RESUME_HINT]
     assert dsprep.convert(origin[FIXED], tmp_path / "set", to=to).resumed >= done[-1]
     with dsprep.open(origin[FIXED]) as a, dsprep.open(tmp_path / "set") as b:
         assert dsprep.verify(a, b).same

@@ -51,11 +51,11 @@ def delivered(order, number):
     """What all ranks deliver in a pass as their own samples, and their steps."""
     found, steps = [], set()
     for rank in range(order.world_size):
-        leg = order.leg(rank, Start(number, (), 0, 1))
-        steps.add(leg.stop - leg.first)
-        rest = min(leg.share.count, leg.share.own)
-        for unit in leg.epoch.units(leg.share):
-            samples, slots = leg.epoch.sequence.slots(unit)
+        segment = order.segment(rank, Start(number, (), 0, 1))
+        steps.add(segment.stop - segment.first)
+        rest = min(segment.share.count, segment.share.own)
+        for unit in segment.epoch.units(segment.share):
+            samples, slots = segment.epoch.sequence.slots(unit)
             assert sorted(slots.tolist()) == list(range(len(unit)))
             found += samples[np.argsort(slots)].tolist()[: max(0, rest)]
             rest -= len(unit)
@@ -104,13 +104,15 @@ def test_a_pass_continues_on_other_ranks(order, number, stages):
             done += own(epoch, share, share.delivered(min(stage.steps, share.steps)))
     steps, sizes = set(), set()
     for rank in range(order.world_size):
-        leg = order.leg(rank, Start(number, tuple(stages), 0, 1))
-        steps.add(leg.stop - leg.first)
-        sizes |= set(np.diff([leg.share.delivered(s) for s in range(leg.stop + 1)]).tolist())
-        done += own(leg.epoch, leg.share, leg.share.count)
+        segment = order.segment(rank, Start(number, tuple(stages), 0, 1))
+        steps.add(segment.stop - segment.first)
+        sizes |= set(
+            np.diff([segment.share.delivered(s) for s in range(segment.stop + 1)]).tolist()
+        )
+        done += own(segment.epoch, segment.share, segment.share.count)
     assert len(steps) == 1
     if order.remainder == "drop":
-        lacking = len(leg.epoch) % (order.world_size * order.batch_size)
+        lacking = len(segment.epoch) % (order.world_size * order.batch_size)
         assert len(set(done)) == len(done) == len(part) - lacking
         assert set(done) <= set(part)
     else:
@@ -198,10 +200,10 @@ def test_a_rank_reads_from_its_pool_alone(order, ranks_per_node):
         which = order.mini.at(number)
         assume(len(order.sequence(number)) >= order.mini.pools)
         for rank in range(order.world_size):
-            leg = order.leg(rank, Start(number, (), 0, 1))
+            segment = order.segment(rank, Start(number, (), 0, 1))
             pool = order.pool(which, rank).tolist()
-            for unit in leg.epoch.units(leg.share):
-                samples, _ = leg.epoch.sequence.slots(unit)
+            for unit in segment.epoch.units(segment.share):
+                samples, _ = segment.epoch.sequence.slots(unit)
                 groups = np.searchsorted(order.edges, samples, "right") - 1
                 assert set(groups.tolist()) <= set(pool)
 

@@ -138,9 +138,9 @@ def test_shares_are_the_units_of_the_reader(sizes, ranks, mixed):
     order = Assignment(edges, "group", 3, mixed, "ragged", ranks, 4)
     shares = Shares.of(order.sequence(0), ranks)
     for rank in range(ranks):
-        leg = order.leg(rank, Start(0, (), 0, 1))
-        units = [*leg.epoch.units(leg.share)]
-        assert shares.samples[rank] == leg.share.count == sum(map(len, units))
+        segment = order.segment(rank, Start(0, (), 0, 1))
+        units = [*segment.epoch.units(segment.share)]
+        assert shares.samples[rank] == segment.share.count == sum(map(len, units))
         assert -(-(shares.stop[rank] - shares.first[rank]) // mixed) == len(units)
 
 

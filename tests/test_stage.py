@@ -192,10 +192,10 @@ def test_what_is_needed_is_what_readers_read(sizes, shuffle, remainder, numbers,
         used: dict[int, tuple[int, int]] = {}
         for epoch in (1, 2):
             for rank in chosen:
-                leg = order.leg(rank, Start(epoch, (), 0, 1))
+                segment = order.segment(rank, Start(epoch, (), 0, 1))
                 at = 0
-                for unit in leg.epoch.units(leg.share):
-                    samples = leg.epoch.sequence.samples(unit.start, unit.stop)
+                for unit in segment.epoch.units(segment.share):
+                    samples = segment.epoch.sequence.samples(unit.start, unit.stop)
                     for sample in samples.tolist():
                         piece = int(np.searchsorted(edges, sample, "right")) - 1
                         used[piece] = min(used.get(piece, (epoch, at)), (epoch, at))

@@ -183,7 +183,7 @@ def test_what_somebody_else_has_put_there_is_named_and_stays(how, victim, tmp_pa
     target = tmp_path / "out.h5"
     kept = plant(how, victim, target, monkeypatch)
     before = content(kept)
-    for options in ({}, {"overwrite": True}, {"restart": True}, {"lasting": False}):
+    for options in ({}, {"overwrite": True}, {"restart": True}, {"resumable": False}):
         with pytest.raises(TargetError, match=FIX) as caught:
             Staging(target, {**JOB, "source": "x"}, **options)
         assert str(partial_path(target)) in str(caught.value)

@@ -169,14 +169,14 @@ def test_an_empty_shard_is_copied():
 def test_the_last_sample_is_read_back(verb, to, tmp_path, monkeypatch):
     samples = [{"x": np.full(i % 3, i), "y": i} for i in range(9)]
     dsprep.write(tmp_path / "in.h5", samples, schema={"x": "int64[None]"})
-    described = shards.describe
+    described = shards.describe_output
 
     def other(*known):
         return described(*known[:-1], {**known[-1], "y": np.array([7])})
 
     if verb is dsprep.convert:
         verb(tmp_path / "in.h5", tmp_path / "out", to=to)
-    monkeypatch.setattr(shards, "describe", other)
+    monkeypatch.setattr(shards, "describe_output", other)
     with pytest.raises(FormatError, match="sample 8, field y"):
         verb(tmp_path / "in.h5", tmp_path / "other", to=to)
 

@@ -88,7 +88,7 @@ def convert(
 
 def _print_plan(job: Job, source: Source, json: bool) -> None:
     from dsprep.core.units import show_nbytes
-    from dsprep.storage.atomic import scratch
+    from dsprep.storage.atomic import scratch_directory
 
     if json:
         print_json(
@@ -100,8 +100,8 @@ def _print_plan(job: Job, source: Source, json: bool) -> None:
                 "fields": dict(job.plans[0].stored),
                 "payload_nbytes": job.payload,
                 "estimated_nbytes": job.estimate,
-                "scratch_nbytes": job.scratch,
-                "scratch_directory": scratch(job.target),
+                "scratch_nbytes": job.scratch_nbytes,
+                "scratch_directory": scratch_directory(job.target),
                 "notes": [*source.notes, *job.losses],
             }
         )
@@ -127,8 +127,8 @@ def _space(job: Job) -> str:
     from dsprep.core.units import show_nbytes
 
     text = f"{'at most' if job.options.compress else 'about'} {show_nbytes(job.estimate)}"
-    if job.scratch:
-        text += f", and {show_nbytes(job.scratch)} for working files meanwhile"
+    if job.scratch_nbytes:
+        text += f", and {show_nbytes(job.scratch_nbytes)} for working files meanwhile"
     return text
 
 

@@ -29,7 +29,7 @@ from dsprep.formats.options import OpenOptions
 if TYPE_CHECKING:
     from dsprep.errors import DsprepError
     from dsprep.sidecar.sidecar import Extent, Sidecar
-    from dsprep.writing.create_sidecar import Made
+    from dsprep.writing.create_sidecar import NewSidecar
 
 _AT_ONCE = 1 << 14  # extents that are printed together
 
@@ -156,7 +156,7 @@ def _check_kind(kind: str, reading: OpenOptions) -> None:
 # --- writing ---------------------------------------------------------------------------------
 
 
-def _report_made(made: Made, dry_run: bool, json: bool) -> None:
+def _report_made(made: NewSidecar, dry_run: bool, json: bool) -> None:
     from dsprep.verbs.explain import laws_of
 
     laws = laws_of(made)

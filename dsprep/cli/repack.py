@@ -177,8 +177,8 @@ def _print_plan(plan: RepackPlan, ranks: int | None) -> None:
             ("aligned", _alignment(stripe if aligned else None, job)),
             ("on disk", f"{disk}, {inodes(job):,} inodes"),
         ]
-        if job.scratch:
-            rows.append(("working", f"{show_nbytes(job.scratch)} of files meanwhile"))
+        if job.scratch_nbytes:
+            rows.append(("working", f"{show_nbytes(job.scratch_nbytes)} of files meanwhile"))
     rows += scratch_rows(plan.parts)
     if stripe.file_system.startswith("lustre"):
         advice = suggest_stripes(
@@ -230,7 +230,7 @@ def _plan_json(plan: RepackPlan) -> dict[str, Any]:
                 "reason": part.choice.reason,
                 "padding_nbytes": part.padding,
                 "estimated_nbytes": part.estimate,
-                "scratch_nbytes": part.scratch,
+                "scratch_nbytes": part.scratch_nbytes,
                 "files": len(part.shards),
                 "inodes": inodes(part),
             }

@@ -139,15 +139,16 @@ def report_rows(report: Report, name: str = "") -> list[tuple[str, str]]:
 def scratch_rows(jobs: Sequence[Job]) -> list[tuple[str, str]]:
     """Return the row that states what an output in a store takes on this machine meanwhile."""
     from dsprep.core.units import show_nbytes
-    from dsprep.storage.atomic import scratch
+    from dsprep.storage.atomic import scratch_directory
     from dsprep.storage.paths import StorePath
     from dsprep.writing.job import staged_nbytes
 
     target = jobs[0].target
     if not isinstance(target, StorePath):
         return []
-    nbytes = sum(map(staged_nbytes, jobs)) + max(job.scratch for job in jobs)
-    return [("scratch", f"about {show_nbytes(nbytes)} at a time in {scratch(target)} (TMPDIR)")]
+    nbytes = sum(map(staged_nbytes, jobs)) + max(job.scratch_nbytes for job in jobs)
+    directory = scratch_directory(target)
+    return [("scratch", f"about {show_nbytes(nbytes)} at a time in {directory} (TMPDIR)")]
 
 
 def print_json(content: Any) -> None:

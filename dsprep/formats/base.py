@@ -57,8 +57,8 @@ class Source(ABC):
         How another process opens it; None if it was made in this one.
     format, options
         The name of its format, empty as `opening` is None, and how it is read.
-    known
-        What its files were before they were opened; empty: not looked at.
+    file_identities
+        Identities of its files before they were opened; empty: not recorded.
     dropped
         Samples of the files that are left out, as the options ask for.
     unopened
@@ -80,7 +80,7 @@ class Source(ABC):
     opening: Opening | None = None
     format: str = ""
     options: OpenOptions = OpenOptions()
-    known: Identities = ()
+    file_identities: Identities = ()
     dropped: int = 0
     unopened: int = 0
     others: tuple[str, ...] = ()
@@ -148,7 +148,7 @@ class Source(ABC):
         """
         raise UnsupportedError(f"{type(self).__name__} cannot locate samples")
 
-    def confirm(self) -> None:  # noqa: B027  (most formats keep their types)
+    def check_types(self) -> None:  # noqa: B027  (most formats keep their types)
         """Raise `DsprepError` if samples do not have the types that were known beforehand.
 
         Reads everything where that takes it.
@@ -162,7 +162,7 @@ class Source(ABC):
         """Return the file that holds `sample`, and the sample's number in it."""
         return self.path, sample
 
-    def stored(self) -> tuple[int, int]:
+    def count_files(self) -> tuple[int, int]:
         """Return how many files these consist of, and their bytes."""
         sizes = [nbytes for path in self.files() for _, nbytes in sized_files(path)]
         return len(sizes), sum(sizes)
@@ -172,9 +172,9 @@ class Source(ABC):
 
         Empty for a source that was made in this process.
         """
-        if self.opening is not None and not self.known:
-            self.known = identities_of(self.files())
-        return self.known
+        if self.opening is not None and not self.file_identities:
+            self.file_identities = identities_of(self.files())
+        return self.file_identities
 
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
         """Return how another process opens what samples ``start <= i < stop`` need.
@@ -417,7 +417,7 @@ class FilePlan:
     nbytes
         Bytes on disk, those of holes too: exact for uncompressed output of fixed fields up to
         metadata, an upper bound otherwise.
-    scratch
+    scratch_nbytes
         Bytes of working files that lie beside the output while it is made.
     unit
         `Writer.unit`: samples that stay together.
@@ -436,7 +436,7 @@ class FilePlan:
     create: Callable[[Path, State | None], Writer]
     stored: Mapping[str, str]
     nbytes: int = 0
-    scratch: int = 0
+    scratch_nbytes: int = 0
     unit: int = 1
     files: int = 1
     padding: int = 0

@@ -382,7 +382,7 @@ class LocatedSource(Source):
         return replace(layout, columns=columns, unlocated=unlocated)
 
     @override
-    def confirm(self) -> None:
+    def check_types(self) -> None:
         if self._parsed.examine is not None:
             self._parsed.examine()
 

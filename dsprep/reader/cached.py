@@ -250,7 +250,7 @@ class ReaderCache:
     ) -> None:
         self._sidecar, self._order, self._options, self._ledger = sidecar, order, cache, ledger
         self._threads = threads
-        self._pieces = Pieces(sidecar, order.stored, names)
+        self._pieces = Pieces(sidecar, order.stored_edges, names)
         self._folder: CacheFolder | None = None
         self._copier: Copier | None = None
         self._open: WeakValueDictionary[str, Staged] = WeakValueDictionary()
@@ -266,22 +266,22 @@ class ReaderCache:
 
     # --- what is read ------------------------------------------------------------------------
 
-    def begin(self, leg: EpochSegment) -> Reading:
+    def begin(self, segment: EpochSegment) -> Reading:
         """Return what a rank reads in a pass; copies that are not there begin to be filled."""
         with self._lock:
-            self._number, staged = leg.number, list[Staged | None]()
+            self._number, staged = segment.number, list[Staged | None]()
             try:
-                for facts, sequence in self._parts(leg):
+                for facts, sequence in self._parts(segment):
                     staged.append(self._staged(facts))
-                    self._ask(staged[-1], sequence, leg)
+                    self._ask(staged[-1], sequence, segment)
             except (OSError, DsprepError, ValueError, KeyError, TypeError) as error:
                 # The tables of a next mini-epoch find room at the latest when it begins.
                 if not staged or getattr(error, "errno", None) not in NO_SPACE:
                     self._note(error)
             current, coming = [*staged, None, None][:2]
             reading = Reading(self._pieces, self._order, current, coming)
-            before = self._last.get(leg.rank)
-            self._last[leg.rank] = reading
+            before = self._last.get(segment.rank)
+            self._last[segment.rank] = reading
             self._readings = (*map(ref, self._alive()), ref(reading))
             if before is not None and not self._keeps:
                 self._let_go(before, reading)
@@ -298,12 +298,12 @@ class ReaderCache:
             self._thread = None
             self._note(error)
 
-    def _ask(self, staged: Staged | None, sequence: Sequence, leg: EpochSegment) -> None:
+    def _ask(self, staged: Staged | None, sequence: Sequence, segment: EpochSegment) -> None:
         """Queue what a rank needs, in its order, then the rest of a mini-epoch."""
         if staged is None:
             return
         world, n = self._order.world_size, len(sequence)
-        low, high = (r * n // world for r in (leg.rank, leg.rank + 1))
+        low, high = (r * n // world for r in (segment.rank, segment.rank + 1))
         part = bool(staged.copy.facts.part)
         groups = sequence.groups_at(low, high)
         if part or self._order.shuffle == "global":
@@ -327,18 +327,13 @@ class ReaderCache:
             s.copy.name for s in (before.current, before.coming) if s and s.copy.name not in kept
         }
 
-    def _parts(self, leg: EpochSegment) -> list[tuple[Facts, Sequence]]:
+    def _parts(self, segment: EpochSegment) -> list[tuple[Facts, Sequence]]:
         """Return what should have copies: this pass, and the next mini-epoch."""
         order = self._order
-        if self._options.policy == "epoch" or order.mini is None or leg.mini_pass is None:
-            return [(Facts.of(self._pieces), leg.epoch.sequence)]
-        return [
-            (Facts.of(self._pieces, order.pool(mini_pass, leg.rank)), sequence)
-            for mini_pass, sequence in (
-                (leg.mini_pass, leg.epoch.sequence),
-                order.after(leg.mini_pass),
-            )
-        ]
+        if self._options.policy == "epoch" or order.mini is None or segment.mini_pass is None:
+            return [(Facts.of(self._pieces), segment.epoch.sequence)]
+        passes = (segment.mini_pass, segment.epoch.sequence), order.after(segment.mini_pass)
+        return [(Facts.of(self._pieces, order.pool(p, segment.rank)), s) for p, s in passes]
 
     def _staged(self, facts: Facts) -> Staged | None:
         """Return the copy that these facts identify, open."""

@@ -26,7 +26,7 @@ from dsprep.sidecar.sidecar import MissingError, Sidecar
 from dsprep.source.files import find_dataset, names_of
 from dsprep.storage.identity import Identity
 from dsprep.storage.paths import as_path, common_path
-from dsprep.writing.create_sidecar import locate
+from dsprep.writing.create_sidecar import locate_files
 
 Paths: TypeAlias = str | Path | Sequence[str | Path]
 """A file, a directory, a glob, ``@list.txt``, or a sequence of these."""
@@ -143,7 +143,7 @@ def _located(
     size = f"{show_nbytes(nbytes)} in {count:,} file{'s' * (count != 1)}"
     if count > QUICK_FILES or nbytes > QUICK_NBYTES:
         raise MissingError(spec.sidecar_path(common_path(files)), common_path(files), command, size)
-    made = locate(*data_files)
+    made = locate_files(*data_files)
     where, reason = made.path, "they are named one by one, or by a pattern"
     if len(named) == 1 and as_path(named[0]).exists():
         try:

@@ -65,7 +65,7 @@ class Fill:
     samples: Ints  # in the order of the files, int64
     slots: Ints  # where each is delivered among those of the unit
     slices: Sequence[Slice]  # the blocks that they go to, in the order of delivery
-    tier: Staged | None = None  # the copy from which they are read; None: the dataset itself
+    cached_copy: Staged | None = None  # the copy from which they are read; None: the dataset itself
     parts: list[ReadPart] = field(default_factory=list)  # what has to be read
     ragged: dict[str, Ragged] = field(default_factory=dict)  # as delivered, once all is done
     files: dict[Handle, int] = field(default_factory=dict)  # that are read, and first where

@@ -26,13 +26,13 @@ from dsprep.reader.node import join
 from dsprep.reader.node.client import Client
 from dsprep.reader.node.root import Service
 from dsprep.reader.options import ReaderOptions, assign, at_least, chosen_fields
-from dsprep.reader.order import EpochSegment, ResumePoint, Start
-from dsprep.reader.pipeline import Pipeline, Pools, ReadTask, Settings, Steps
+from dsprep.reader.order import EpochSegment, ResumePoint, Segments, Start
+from dsprep.reader.pipeline import Pipeline, PipelineSettings, Pools, ReadTask, Steps
 from dsprep.reader.ranks import RankInfo, detect
-from dsprep.reader.setup import choose_for, settings_for
+from dsprep.reader.setup import choose_concurrency, make_settings
 from dsprep.reader.transforming import Transforming
 from dsprep.reader.transforms import transformed
-from dsprep.reader.unit_plan import Filler
+from dsprep.reader.unit_plan import UnitPlanner
 from dsprep.sidecar.proofs import summarize
 from dsprep.sidecar.sidecar import Sidecar
 
@@ -189,7 +189,7 @@ class Reader(ReaderOptions):
         checks.check_steps(self._order)
         self._sidecar.check()
         checks.warn_of_order(self, self._order, self.rank_info, self._sidecar)
-        self._chosen = choose_for(self, self._sidecar, self._order, self.rank_info)
+        self._concurrency = choose_concurrency(self, self._sidecar, self._order, self.rank_info)
         self.verified: Mapping[str, str | None] = {}
         if self.verify:
             self.verified = checks.find_sums(self._sidecar, self.schema)
@@ -200,7 +200,7 @@ class Reader(ReaderOptions):
         self._begin_process()
         self._settings = self._set_up(self.comm)
         if self.readers_per_node is not None:
-            task = ReadTask(self._filler, self._order, self._settings)
+            task = ReadTask(self._planner, self._order, self._settings)
             self._node = join(self.rank_info, self.readers_per_node, task)
             if isinstance(self._node, Service):  # also where nobody closes this
                 weakref.finalize(self, self._node.close)
@@ -216,7 +216,7 @@ class Reader(ReaderOptions):
         self._closing: weakref.finalize[Any, Any] | None = None
         largest = self.batch_size if self.remainder == "pad" else max(1, self.samples)
         capacity = min(self.batch_size, largest)
-        self._filler = Filler(self._sidecar, self.schema.names, capacity, self.verify)
+        self._planner = UnitPlanner(self._sidecar, self.schema.names, capacity, self.verify)
         self._pools: Pools | None = None
         self._share = 1.0
         self._transforming: Transforming | None = None
@@ -224,18 +224,18 @@ class Reader(ReaderOptions):
         self._node = None
         self._cache: ReaderCache | None = None
         if (cache := self.cache_options) and self.samples and checks.is_cacheable(self.verified):
-            how = cache, self._chosen[0], self._ledger
+            how = cache, self._concurrency[0], self._ledger
             self._cache = ReaderCache(self._sidecar, self.schema.names, self._order, *how)
             weakref.finalize(self, self._cache.close)  # also where nobody does
 
-    def _set_up(self, comm: Any) -> Settings:
+    def _set_up(self, comm: Any) -> PipelineSettings:
         how = self._sidecar, self._order, self.rank_info
-        return settings_for(self, *how, self._chosen, self._cache, comm)
+        return make_settings(self, *how, self._concurrency, self._cache, comm)
 
     @property
     def threads(self) -> int:
         """How many threads read."""
-        return self._chosen[0]
+        return self._concurrency[0]
 
     # --- what comes --------------------------------------------------------------------------
 
@@ -243,8 +243,8 @@ class Reader(ReaderOptions):
         """Return the steps of the loop that is under way, or else of the next one."""
         if self._looping is not None and self._is_looping():
             return len(self._looping)
-        leg = self._leg()
-        return leg.stop - leg.first
+        segment = self._segment()
+        return segment.stop - segment.first
 
     @property
     def remaining(self) -> int:
@@ -267,8 +267,8 @@ class Reader(ReaderOptions):
         """Return the steps of a whole epoch; those of passes of mini-epochs differ by a few."""
         epoch = at_least("epoch", epoch, 0)
         start = Start(epoch, (), 0, 1, self._mini_pass(epoch))
-        leg = self._order.leg(self.rank_info.rank, start)
-        return leg.stop - leg.first
+        segment = self._order.segment(self.rank_info.rank, start)
+        return segment.stop - segment.first
 
     @property
     def mini_epoch(self) -> Pass | None:
@@ -326,8 +326,8 @@ class Reader(ReaderOptions):
             epochs = mini.first(epochs)
         return here if epochs is None else replace(here, epochs=max(1, epochs - self.epoch))
 
-    def _leg(self) -> EpochSegment:
-        return self._order.leg(self.rank_info.rank, self._start())
+    def _segment(self) -> EpochSegment:
+        return self._order.segment(self.rank_info.rank, self._start())
 
     def _is_looping(self) -> bool:
         running = self._running
@@ -353,7 +353,7 @@ class Reader(ReaderOptions):
         """
         self._share = share
 
-    def _pipeline(self, legs: Callable[[], Iterator[EpochSegment]]) -> Pipeline:
+    def _pipeline(self, segments: Segments) -> Pipeline:
         """Start reading in this process."""
         settings = self._settings
         if self._share < 1:
@@ -362,18 +362,18 @@ class Reader(ReaderOptions):
             if self.io_threads is None:
                 settings = replace(settings, threads=math.ceil(settings.threads * self._share))
         if self._pools is None:
-            self._pools = Pools(self._filler, replace(settings, allocate=self.allocate))
-        return Pipeline(self._filler, legs, settings, self._pools, self._ledger)
+            self._pools = Pools(self._planner, replace(settings, allocate=self.allocate))
+        return Pipeline(self._planner, segments, settings, self._pools, self._ledger)
 
     def _begin(self) -> Steps:
         """Start reading from here on, in this process or in another one of this node."""
         start = self._start()
-        legs = self._order.legs(self.rank_info.rank, start)
+        segments = self._order.segments(self.rank_info.rank, start)
         if isinstance(self._node, Client):
-            source = self._node.begin(start, legs, self._ledger, self._pipeline)
+            source = self._node.begin(start, segments, self._ledger, self._pipeline)
         else:
-            source = self._pipeline(legs)
-        return Steps(source, legs, self._ledger)
+            source = self._pipeline(segments)
+        return Steps(source, segments, self._ledger)
 
     def __iter__(self) -> Batches:
         """Return the batches of the next epoch, or of what is left of it."""
@@ -394,14 +394,14 @@ class Reader(ReaderOptions):
                     fix="call reader.report(loss=...) between the loops",
                 )
             running, within = self._running, self._stages or self._steps
-            ahead = None if running is None or running.closed or within else running.leg
+            ahead = None if running is None or running.closed or within else running.segment
             if running is None or ahead is None or ahead.number != self.epoch:
                 self._stop()
                 running = self._running = self._begin()
                 self._closing = weakref.finalize(self, running.close)  # also where nobody does
-            leg = running.leg
-            assert leg is not None, "there is one epoch at least"
-            self._looping = range(leg.first, leg.stop)
+            segment = running.segment
+            assert segment is not None, "there is one epoch at least"
+            self._looping = range(segment.first, segment.stop)
         batches = Batches(self, running, self._loop(running))
         self._batches = weakref.ref(batches)
         return batches
@@ -433,7 +433,7 @@ class Reader(ReaderOptions):
         self._looping = None
         if through:
             self._go_to(self.epoch + 1)
-        if running.leg is None or not through:
+        if running.segment is None or not through:
             self._stop()
         if not through and self.on_break == "restart":
             self._go_to(self.epoch + 1)
@@ -515,7 +515,7 @@ class Reader(ReaderOptions):
         self.epoch = epoch
         self._stages = tuple(stages[:-1]) if same else tuple(s for s in stages if s.steps)
         self._steps = last.steps if same else 0
-        if self.samples and self._steps >= self._leg().stop:
+        if self.samples and self._steps >= self._segment().stop:
             self._go_to(self.epoch + 1)  # saved after the last batch of an epoch
 
     def __getstate__(self) -> dict[str, Any]:

@@ -448,6 +448,10 @@ class EpochSegment:
             ahead = ahead[count:]
 
 
+Segments: TypeAlias = Callable[[], Iterator[EpochSegment]]
+"""Begins the segments of a loop, one for each epoch."""
+
+
 @dataclass(frozen=True)
 class Start:
     """The first step of a loop, and its epochs."""
@@ -471,21 +475,22 @@ class Assignment:
     world_size: int
     batch_size: int
     mini: MiniEpochs | None = None
-    pieces: Ints | None = None
+    dataset_edges: Ints | None = None
     """First samples of the groups of the dataset, if `edges` are those of a subset."""
     kept: Ints | None = None
     """The samples of the subset, rising: int64; None: all."""
     weights: Weights | None = None
 
     @property
-    def stored(self) -> Ints:
+    def stored_edges(self) -> Ints:
         """First samples of the groups of the dataset, and its number of samples: as `edges`."""
-        return self.edges if self.pieces is None else self.pieces
+        return self.edges if self.dataset_edges is None else self.dataset_edges
 
     @property
-    def longest(self) -> int:
-        """The samples of a group at most that come at a time."""
-        return int(np.diff(self.edges if self.weights is None else self.stored).max(initial=1))
+    def largest_group(self) -> int:
+        """The most samples of a group that are read at a time."""
+        edges = self.edges if self.weights is None else self.stored_edges
+        return int(np.diff(edges).max(initial=1))
 
     @property
     def groups(self) -> int:
@@ -508,7 +513,7 @@ class Assignment:
             edges = np.searchsorted(drawn, edges)
             kept = drawn if kept is None else kept[drawn]
         how = self.shuffle, self.seed, number, self.mixed, groups, pools
-        return Sequence(edges, *how, None if kept is None else (kept, self.longest))
+        return Sequence(edges, *how, None if kept is None else (kept, self.largest_group))
 
     def after(self, mini_pass: Pass) -> tuple[Pass, Sequence]:
         """Return the first pass of the mini-epoch after that of a pass, and its order.
@@ -527,7 +532,7 @@ class Assignment:
         shuffled = self.shuffle != "none"
         return self.mini.pool(self.edges, self.seed, mini_pass, number, shuffled=shuffled)
 
-    def leg(self, rank: int, start: Start) -> EpochSegment:
+    def segment(self, rank: int, start: Start) -> EpochSegment:
         """Return what a rank delivers of the epoch in which a loop begins."""
         mini_pass = start.mini_pass
         if mini_pass is None and self.mini is not None:
@@ -536,18 +541,18 @@ class Assignment:
         share = epoch.share(self.world_size, rank, self.batch_size)
         return EpochSegment(start.epoch, epoch, share, start.steps, share.steps, mini_pass, rank)
 
-    def legs(self, rank: int, start: Start) -> Callable[[], Iterator[EpochSegment]]:
+    def segments(self, rank: int, start: Start) -> Segments:
         """Return what a loop of a rank runs through."""
-        first = self.leg(rank, start)
+        first = self.segment(rank, start)
 
-        def legs() -> Iterator[EpochSegment]:
+        def segments() -> Iterator[EpochSegment]:
             yield first
             number = 1
             while self.edges[-1] and (start.epochs is None or number < start.epochs):
-                yield self.leg(rank, Start(start.epoch + number, (), 0, 1))
+                yield self.segment(rank, Start(start.epoch + number, (), 0, 1))
                 number += 1
 
-        return legs
+        return segments
 
     def facts(self) -> dict[str, object]:
         """Return what decides the order, besides ranks and batches, as JSON."""
@@ -565,5 +570,5 @@ class Assignment:
             "remainder": self.remainder,
             "mixed": self.mixed,
             "samples": int(self.edges[-1]),
-            "units": digest(self.stored.tobytes())[:16],
+            "units": digest(self.stored_edges.tobytes())[:16],
         }

@@ -34,8 +34,8 @@ from dsprep.reader.engines import Engine
 from dsprep.reader.filling import Fill, ReadPart, Slice
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
-from dsprep.reader.order import Assignment, EpochSegment
-from dsprep.reader.unit_plan import SMALL, Filler
+from dsprep.reader.order import Assignment, EpochSegment, Segments
+from dsprep.reader.unit_plan import SMALL, UnitPlanner
 from dsprep.storage.base import Handle
 from dsprep.storage.scatter import Runs, one_range, stepped
 
@@ -46,8 +46,8 @@ does."""
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of a pipeline."""
+class PipelineSettings:
+    """PipelineSettings of a pipeline."""
 
     engine: Engine
     threads: int  # that read
@@ -73,9 +73,9 @@ class Settings:
 class ReadTask:
     """The reading of a Reader, regardless of its rank."""
 
-    filler: Filler
+    planner: UnitPlanner
     order: Assignment
-    settings: Settings
+    settings: PipelineSettings
 
 
 class Pools:
@@ -84,14 +84,14 @@ class Pools:
     `more` blocks are for batches that somebody else may hold.
     """
 
-    def __init__(self, filler: Filler, settings: Settings, more: int = 0) -> None:
-        count = -(-settings.buffers * settings.unit_samples // filler.delivery.capacity) + 2 + more
-        self.blocks = Pool(filler.delivery.block_nbytes, count, settings.allocate)
+    def __init__(self, planner: UnitPlanner, settings: PipelineSettings, more: int = 0) -> None:
+        count = -(-settings.buffers * settings.unit_samples // planner.delivery.capacity) + 2 + more
+        self.blocks = Pool(planner.delivery.block_nbytes, count, settings.allocate)
         self.values = {
             f.name: Pool(1, settings.buffers + 1 + more, settings.allocate)
             if f.ragged
             else Pool(1, settings.buffers)
-            for f in filler.fields
+            for f in planner.fields
             if f.ragged or f.row_nbytes < SMALL
         }
         self.each = [self.blocks, *self.values.values()]
@@ -102,10 +102,10 @@ class BatchSource(Protocol):
 
     closed: bool
 
-    def take(self, leg: EpochSegment, step: int, count: int) -> Batch:
+    def take(self, segment: EpochSegment, step: int, count: int) -> Batch:
         """Return the batch of the next step, which has `count` samples."""
 
-    def end(self, leg: EpochSegment, last: bool) -> None:
+    def end(self, segment: EpochSegment, last: bool) -> None:
         """Note that the steps of an epoch are over, and whether it was the last one."""
 
     def close(self) -> None:
@@ -115,14 +115,12 @@ class BatchSource(Protocol):
 class Steps:
     """The batches of some epochs, which may be endless, step by step, with their statistics.
 
-    `leg` is what comes next; None after the last batch of the last epoch.
+    `segment` is what comes next; None after the last batch of the last epoch.
     """
 
-    def __init__(
-        self, source: BatchSource, legs: Callable[[], Iterator[EpochSegment]], ledger: Ledger
-    ) -> None:
-        self._source, self._ledger, self._coming = source, ledger, legs()
-        self.leg = next(self._coming, None)
+    def __init__(self, source: BatchSource, segments: Segments, ledger: Ledger) -> None:
+        self._source, self._ledger, self._coming = source, ledger, segments()
+        self.segment = next(self._coming, None)
         self.close = source.close
 
     @property
@@ -136,27 +134,27 @@ class Steps:
         The next epoch, if there is one, comes from the next call, and is read ahead meanwhile.
         Raises `ReadError` if samples cannot be read.
         """
-        leg = self.leg
-        if leg is None:
+        segment = self.segment
+        if segment is None:
             return
-        at = leg.share.delivered(leg.first)
-        for step in range(leg.first, leg.stop):
+        at = segment.share.delivered(segment.first)
+        for step in range(segment.first, segment.stop):
             began = time.perf_counter()
-            count = leg.share.delivered(step + 1) - at
-            batch = self._source.take(leg, step, count)
+            count = segment.share.delivered(step + 1) - at
+            batch = self._source.take(segment, step, count)
             waited = time.perf_counter() - began
-            self._ledger.delivered(leg.number, count, waited, step == leg.first)
+            self._ledger.delivered(segment.number, count, waited, step == segment.first)
             at += count
-            if step + 1 == leg.stop:
-                self._end(leg)
-            yield leg, step, batch
+            if step + 1 == segment.stop:
+                self._end(segment)
+            yield segment, step, batch
             del batch
-        if leg.first == leg.stop:
-            self._end(leg)
+        if segment.first == segment.stop:
+            self._end(segment)
 
-    def _end(self, leg: EpochSegment) -> None:
-        self.leg = next(self._coming, None)
-        self._source.end(leg, self.leg is None)
+    def _end(self, segment: EpochSegment) -> None:
+        self.segment = next(self._coming, None)
+        self._source.end(segment, self.segment is None)
 
 
 class Pipeline:
@@ -167,13 +165,14 @@ class Pipeline:
 
     def __init__(
         self,
-        filler: Filler,
-        legs: Callable[[], Iterator[EpochSegment]],
-        settings: Settings,
+        planner: UnitPlanner,
+        segments: Segments,
+        settings: PipelineSettings,
         pools: Pools,
         ledger: Ledger,
     ) -> None:
-        self._filler, self._legs, self._settings, self._ledger = filler, legs, settings, ledger
+        self._planner, self._segments = planner, segments
+        self._settings, self._ledger = settings, ledger
         self._pools, self._blocks, self._values = pools, pools.blocks, pools.values
         for pool in pools.each:
             pool.start()
@@ -182,7 +181,7 @@ class Pipeline:
         self._jobs: SimpleQueue[tuple[int, Fill, ReadPart] | None] = SimpleQueue()
         self._lock, self._ending = threading.Lock(), threading.RLock()
         self._planned = self._taken = 0  # fills
-        self._hungry = False
+        self._consumer_waits = False
         self._reading: Reading | None = None
         self._ready: deque[Slice] = deque()
         self.closed = False
@@ -205,21 +204,21 @@ class Pipeline:
     def _plan(self) -> None:
         try:
             cache = self._settings.cache
-            for leg in self._legs():
-                self._reading = None if cache is None else cache.begin(leg)
-                self._plan_leg(leg)
+            for segment in self._segments():
+                self._reading = None if cache is None else cache.begin(segment)
+                self._plan_segment(segment)
         except Stopped:
             return
         except BaseException as error:
-            self._put(_failed(error))
+            self._put(_failed_fill(error))
 
-    def _plan_leg(self, leg: EpochSegment) -> None:
-        share, sequence = leg.share, leg.epoch.sequence
-        step, delivery = leg.first, self._filler.delivery
+    def _plan_segment(self, segment: EpochSegment) -> None:
+        share, sequence = segment.share, segment.epoch.sequence
+        step, delivery = segment.first, self._planner.delivery
         start = at = end = share.delivered(step)  # positions: of the block, of what comes next
-        stop = share.delivered(leg.stop)
+        stop = share.delivered(segment.stop)
         block: tuple[Block, Bytes] | None = None
-        for unit in leg.epoch.units(share, at):
+        for unit in segment.epoch.units(share, at):
             if at == stop:
                 return
             if len(unit) > stop - at:
@@ -232,7 +231,7 @@ class Pipeline:
                 if block is None:
                     units = -(-(count - low) // delivery.capacity)
                     block = self._blocks.take(0, self._starved, units)
-                    step = min(step + delivery.batches, leg.stop)
+                    step = min(step + delivery.batches, segment.stop)
                     start, end = at, share.delivered(step)
                 high = min(count, low + end - at)
                 slices.append(Slice(*block, at - start, low, high, ragged))
@@ -240,17 +239,18 @@ class Pipeline:
                 low = high
                 if at == end:
                     block = None
-            fill = Fill(samples, slots, tuple(slices), self._staged(leg, samples), ragged=ragged)
-            self._hand_out(leg.number, self._planned_fill(fill))
+            copy = self._find_copy(segment, samples)
+            fill = Fill(samples, slots, tuple(slices), copy, ragged=ragged)
+            self._hand_out(segment.number, self._planned_fill(fill))
             del fill, slices  # they hold blocks that the next unit may wait for
 
-    def _staged(self, leg: EpochSegment, samples: Ints) -> Staged | None:
+    def _find_copy(self, segment: EpochSegment, samples: Ints) -> Staged | None:
         """Return the copy from which samples are read; None: from the dataset itself."""
         if self._reading is None:
             return None
         staged, waited = self._reading.find(samples, lambda: self.closed)
         if waited:
-            self._ledger.add(leg.number, stall_seconds=waited)
+            self._ledger.add(segment.number, stall_seconds=waited)
         return staged
 
     def _planned_fill(self, fill: Fill) -> Fill:
@@ -258,10 +258,10 @@ class Pipeline:
         settings = self._settings
         parts = settings.parts if self._planned else max(settings.parts, settings.first)
         try:
-            self._filler.plan(fill, parts, settings.align, self._memory)
+            self._planner.plan(fill, parts, settings.align, self._memory)
         except (OSError, DsprepError) as error:
-            if fill.tier is not None:
-                fill.tier.fail(error)
+            if fill.cached_copy is not None:
+                fill.cached_copy.fail(error)
                 again = Fill(fill.samples, fill.slots, fill.slices, ragged=fill.ragged)
                 again.ragged.clear()
                 return self._planned_fill(again)
@@ -286,7 +286,7 @@ class Pipeline:
 
     def _starved(self) -> bool:
         """Return whether the consumer waits, and nothing is under way to it."""
-        return self._hungry and self._planned == self._taken
+        return self._consumer_waits and self._planned == self._taken
 
     def _put(self, fill: Fill) -> None:
         self._planned += 1
@@ -300,23 +300,23 @@ class Pipeline:
         while (job := self._jobs.get()) is not None:
             epoch, fill, part = job
             if self.closed:
-                fill.fail(closed_within())
+                fill.fail(closed_error())
             elif fill.error is None:
-                self._do(epoch, fill, part, arena)
+                self._run_job(epoch, fill, part, arena)
             del job, fill, part  # they hold blocks
 
-    def _do(self, epoch: int, fill: Fill, part: ReadPart, arena: Arena) -> None:
+    def _run_job(self, epoch: int, fill: Fill, part: ReadPart, arena: Arena) -> None:
         reads = nbytes = copied = 0
         try:
             with self._settings.token(lambda: self.closed):
                 began = time.perf_counter()
                 try:
                     reads, nbytes = self._get(fill, part, arena)
-                    copied = nbytes if fill.tier is not None else 0
+                    copied = nbytes if fill.cached_copy is not None else 0
                 except (OSError, DsprepError) as error:
-                    if fill.tier is None:
+                    if fill.cached_copy is None:
                         raise
-                    fill.tier.fail(error)
+                    fill.cached_copy.fail(error)
                     fill.spoiled = True
                 with self._lock:
                     fill.missing -= 1
@@ -325,11 +325,11 @@ class Pipeline:
                     copied = 0
                     fill.decoded.clear()
                     for each in list(fill.parts):
-                        part = self._instead(fill, each)
+                        part = self._from_dataset(fill, each)
                         more = self._get(fill, part, arena, itself=True)
                         reads, nbytes = reads + more[0], nbytes + more[1]
         except Stopped:
-            fill.fail(closed_within())
+            fill.fail(closed_error())
             return
         except BaseException as error:
             fill.fail(self._failure(error, fill, part))
@@ -342,7 +342,7 @@ class Pipeline:
             nbytes=nbytes,
             cache_nbytes=copied,
             units=int(last),
-            cache_units=int(last and fill.tier is not None and not fill.spoiled),
+            cache_units=int(last and fill.cached_copy is not None and not fill.spoiled),
             io_seconds=time.perf_counter() - began,
         )
 
@@ -351,21 +351,21 @@ class Pipeline:
     ) -> tuple[int, int]:
         """Read a part, or that of the dataset `itself`; return calls made, and bytes asked for."""
         if part.decode is not None:
-            opened = self._filler.sidecar if itself else self._filler.opened(fill)
+            opened = self._planner.sidecar if itself else self._planner.opened(fill)
             return 1, part.decode(arena, opened)
         if part.file is not None and part.runs is not None:
             return self._read_part(part.file, part.runs)
         return 0, 0
 
-    def _instead(self, fill: Fill, part: ReadPart) -> ReadPart:
+    def _from_dataset(self, fill: Fill, part: ReadPart) -> ReadPart:
         """Return a part of the dataset itself in place of one of a copy: the offsets are the same.
 
         Raises as `Sidecar.open_file`.
         """
         if part.file is None or part.file.original is None:
             return part
-        file = self._filler.sidecar.open_file(*part.file.original)
-        fill.files[file] = _first(part)
+        file = self._planner.sidecar.open_file(*part.file.original)
+        fill.files[file] = _offset(part)
         return replace(part, file=file)
 
     def _read_part(self, file: Handle, runs: Runs) -> tuple[int, int]:
@@ -384,24 +384,24 @@ class Pipeline:
         sample = int(fill.samples[0])
         if part is not None:
             with suppress(OSError, DsprepError):  # this file, or another one, may be gone, too
-                sample = self._filler.sample_at(fill, part, error)
+                sample = self._planner.sample_at(fill, part, error)
         failure = ReadError(f"sample {sample} cannot be read: {error}", sample)
         failure.__cause__ = error
         return failure
 
     def _finish(self, fill: Fill) -> None:
         try:
-            self._filler.delivery.finish(fill)
+            self._planner.delivery.finish(fill)
         except BaseException as error:
             fill.error = error
-        fill.files |= {part.file: _first(part) for part in fill.parts if part.file is not None}
+        fill.files |= {part.file: _offset(part) for part in fill.parts if part.file is not None}
         fill.parts.clear()
         fill.done.put(None)
         self._nudge()
 
     # --- the consumer ------------------------------------------------------------------------
 
-    def take(self, leg: EpochSegment, step: int, count: int) -> Batch:
+    def take(self, segment: EpochSegment, step: int, count: int) -> Batch:
         """Return the batch of the next step; see `BatchSource`."""
         self._nudge()
         pieces: list[Slice] = []
@@ -418,29 +418,29 @@ class Pipeline:
             count -= have
             pieces.append(taken)
             del taken
-        return self._filler.delivery.batch(pieces)
+        return self._planner.delivery.batch(pieces)
 
     def _nudge(self) -> None:
         for pool in self._pools.each:
             pool.nudge()
 
-    def end(self, leg: EpochSegment, last: bool) -> None:
+    def end(self, segment: EpochSegment, last: bool) -> None:
         """Do nothing; see `BatchSource`."""
 
     def _next(self) -> Fill:
         """Return the next unit, once it is in memory."""
         if self._pid != os.getpid():
-            raise forked()
+            raise forked_error()
         if self.closed:
-            raise closed_within()
+            raise closed_error()
         if self._planned == self._taken:
-            self._hungry = True
+            self._consumer_waits = True
             for pool in self._pools.each:
                 pool.wake()
         if not self._settings.ahead:
             self._requests.put(True)
         fill = self._fills.get()
-        self._hungry = False
+        self._consumer_waits = False
         self._taken += 1
         assert fill is not None
         self._nudge()
@@ -477,19 +477,19 @@ class Pipeline:
         for pool in self._pools.each:
             pool.stop()
         threads, self._threads = self._threads, []
-        readers, planner = threads[: self._settings.threads], threads[self._settings.threads :]
+        readers, planning = threads[: self._settings.threads], threads[self._settings.threads :]
         end = time.monotonic() + JOIN_SECONDS
-        _join(planner, end)
+        _join(planning, end)
         # Nothing of what is left is read any more; a consumer in another thread may wait for it.
         with suppress(Empty):
             while (job := self._jobs.get_nowait()) is not None:
-                job[1].fail(closed_within())
+                job[1].fail(closed_error())
         for _ in readers:
             self._jobs.put(None)
         _join(readers, end)
         while not self._fills.empty():
             self._fills.get()
-        self._fills.put(_failed(closed_within()))
+        self._fills.put(_failed_fill(closed_error()))
 
 
 def _join(threads: list[threading.Thread], end: float) -> None:
@@ -499,25 +499,25 @@ def _join(threads: list[threading.Thread], end: float) -> None:
             thread.join(max(0.0, end - time.monotonic()))
 
 
-def _first(part: ReadPart) -> int:
+def _offset(part: ReadPart) -> int:
     """Return the first offset of a part."""
     return 0 if part.runs is None or not len(part.runs.starts) else int(part.runs.starts[0])
 
 
-def _failed(error: BaseException) -> Fill:
+def _failed_fill(error: BaseException) -> Fill:
     none = np.zeros(0, np.int64)
     fill = Fill(none, none, ())
     fill.fail(error)
     return fill
 
 
-def forked() -> UsageError:
+def forked_error() -> UsageError:
     """Return the error of a loop that is the parent's."""
     return UsageError(
         "this loop is of the process that was forked", fix="begin a loop of the Reader again"
     )
 
 
-def closed_within() -> UsageError:
+def closed_error() -> UsageError:
     """Return the error of a loop that was closed while it ran."""
     return UsageError("the reader was closed within the loop", fix="end the loop first")

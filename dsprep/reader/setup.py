@@ -11,19 +11,19 @@ from dsprep.reader.engines import make
 from dsprep.reader.node.tokens import staggering
 from dsprep.reader.options import ReaderOptions, chosen_fields
 from dsprep.reader.order import Assignment
-from dsprep.reader.pipeline import Settings
+from dsprep.reader.pipeline import PipelineSettings
 from dsprep.reader.ranks import RankInfo
 from dsprep.reader.units import first_file, is_decoded, sample_nbytes
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage.paths import StorePath
 
 
-def choose_for(
+def choose_concurrency(
     options: ReaderOptions, opened: Sidecar, order: Assignment, rank_info: RankInfo
 ) -> tuple[int, int]:
     """Return the threads that read, and the units in memory at a time."""
     schema, is_stored = chosen_fields(options, opened), isinstance(opened.dataset, StorePath)
-    unit_nbytes = order.longest * order.mixed * sample_nbytes(opened, schema)
+    unit_nbytes = order.largest_group * order.mixed * sample_nbytes(opened, schema)
     if options.io_threads is not None:
         threads = options.io_threads
     elif is_stored:  # where reading is waiting for answers
@@ -34,7 +34,7 @@ def choose_for(
     return threads, options.buffers or by_rule
 
 
-def settings_for(
+def make_settings(
     options: ReaderOptions,
     opened: Sidecar,
     order: Assignment,
@@ -42,16 +42,16 @@ def settings_for(
     chosen: tuple[int, int],
     cache: ReaderCache | None,
     comm: Any,
-) -> Settings:
-    """Return how a pipeline works, with what `choose_for` gave; the engine has to work here."""
+) -> PipelineSettings:
+    """Return the settings of a pipeline with `chosen` threads and buffers; check the engine."""
     (threads, buffers), stagger, engine = chosen, options.stagger, make(options.engine)
     if options.engine != "buffered" and len(opened) and options.cache is None:
         engine.prepare(first_file(opened, chosen_fields(options, opened).names))
-    return Settings(
+    return PipelineSettings(
         engine=engine,
         threads=threads,
         buffers=buffers,
-        unit_samples=order.longest * order.mixed,
+        unit_samples=order.largest_group * order.mixed,
         first=1 if isinstance(opened.dataset, StorePath) else threads,  # each a request
         transfer=options.transfer_size,
         cache=cache,

@@ -77,13 +77,13 @@ class Transforming:
         return derive(self._seed, *(words if words[-1] else words[:-1]))
 
     def _begin(
-        self, number: int, pool: ThreadPoolExecutor, batch: Any, leg: EpochSegment, step: int
+        self, number: int, pool: ThreadPoolExecutor, batch: Any, segment: EpochSegment, step: int
     ) -> Work:
         """Begin to transform a batch by a function of it."""
         function, more = self._transforms[number], {}
         if takes_rng(function):
             key = self._key("batch", self._rank, number)
-            more = {"rng": generator(key, leg.number, step)}
+            more = {"rng": generator(key, segment.number, step)}
         return [pool.submit(function, batch, **more)], None
 
 
@@ -92,8 +92,8 @@ def _ahead(batches: Batches, begin: Any, threads: int, ahead_count: int) -> Batc
     ahead: deque[tuple[EpochSegment, int, Work]] = deque()
     with ThreadPoolExecutor(threads, "dsprep-transform") as pool:
         try:
-            for leg, step, batch in batches:
-                ahead.append((leg, step, begin(pool, batch, leg, step)))
+            for segment, step, batch in batches:
+                ahead.append((segment, step, begin(pool, batch, segment, step)))
                 del batch
                 if len(ahead) > ahead_count:
                     yield _done(*ahead.popleft())
@@ -105,9 +105,9 @@ def _ahead(batches: Batches, begin: Any, threads: int, ahead_count: int) -> Batc
                     future.cancel()
 
 
-def _done(leg: EpochSegment, step: int, work: Work) -> tuple[EpochSegment, int, Any]:
+def _done(segment: EpochSegment, step: int, work: Work) -> tuple[EpochSegment, int, Any]:
     results = [future.result() for future in work[0]]
-    return leg, step, results[0] if work[1] is None else work[1]
+    return segment, step, results[0] if work[1] is None else work[1]
 
 
 class EachRun:
@@ -125,13 +125,13 @@ class EachRun:
         self._numbers: Iterator[Ints] = iter(())
 
     def begin(
-        self, pool: ThreadPoolExecutor, batch: Batch, leg: EpochSegment, step: int, threads: int
+        self, pool: ThreadPoolExecutor, batch: Batch, segment: EpochSegment, step: int, threads: int
     ) -> Work:
         """Begin to work on the batch of a step: one after another from the first one on."""
-        if step == leg.first:
-            self._numbers = leg.numbers()
+        if step == segment.first:
+            self._numbers = segment.numbers()
         numbers = next(self._numbers)
-        count, epoch = len(numbers), leg.number
+        count, epoch = len(numbers), segment.number
         out = self._arrays(count)
         each = max(1, -(-count // (threads * _RUNS)))
         runs = [

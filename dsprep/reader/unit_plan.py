@@ -43,7 +43,7 @@ EACH = 64
 """Samples of a part where each has files of its own."""
 
 
-class Filler:
+class UnitPlanner:
     """Plans fills; safe to use from several threads.
 
     Parameters
@@ -129,9 +129,9 @@ class Filler:
 
     def opened(self, fill: Fill) -> Sidecar:
         """Return what opens the files from which a unit is read."""
-        return self.sidecar if fill.tier is None else fill.tier.sidecar
+        return self.sidecar if fill.cached_copy is None else fill.cached_copy.sidecar
 
-    def _to(self, fill: Fill, f: Field, staged: bool, take: Take) -> Ints | int:
+    def _targets(self, fill: Fill, f: Field, staged: bool, take: Take) -> Ints | int:
         """Return where values go: an address each, or one for all as they are stored."""
         if not staged:
             return self.delivery.addresses(fill, f)
@@ -156,7 +156,7 @@ class Filler:
                 return None
             other = opened.open_file(number, run[0])
             begin, file = run[1] + each.fields[0][1], file or other
-            to = [self._to(fill, f, modes[f.name] == "staged", take) for f, _ in each.fields]
+            to = [self._targets(fill, f, modes[f.name] == "staged", take) for f, _ in each.fields]
             iovecs = woven(each, to, run[2], n)
             if iovecs is None or other is not file or begin < 0:
                 return None
@@ -171,14 +171,14 @@ class Filler:
         """Plan samples wherever they are."""
         by_file, plan = self.sidecar.by_file(fill.samples), ReadPlan()
         if self.verify:
-            fill.parts += [self._checking(number, local) for number, _, local in by_file]
+            fill.parts += [self._checking_part(number, local) for number, _, local in by_file]
         fields = [f for f in self.fields if f.ragged or f.row_nbytes]
         layouts = [self.sidecar.layout(number) for number, _, _ in by_file]
         own = [f for f in fields if all(f.name in layout.files for layout in layouts)]
         others, limit_open = [f for f in fields if f not in own], most_open()
         located, many = dict[str, Located](), len(by_file) > limit_open
         if not many:
-            each_of = ((f.name, self._located(f, by_file)) for f in others)
+            each_of = ((f.name, self._locate_field(f, by_file)) for f in others)
             located = {name: each for name, each in each_of if each is not None}
             every = ((n, extents) for each in located.values() for n, _, extents in each)
             paths = {(n, path) for n, extents in every for path, _ in extents.by_path()}
@@ -192,7 +192,7 @@ class Filler:
                 to = self._reserve(fill, f, located[f.name], plan, take)
             else:
                 staged = all(self.modes(number)[f.name] == "staged" for number, _, _ in by_file)
-                at = self._to(fill, f, staged, take)
+                at = self._targets(fill, f, staged, take)
                 steps = np.arange(len(fill.samples), dtype=np.int64) * f.row_nbytes
                 to = at + steps if isinstance(at, int) else at
             for number, chosen, extents in located[f.name]:
@@ -208,12 +208,12 @@ class Filler:
             size = EACH if many or layout.files else len(chosen)
             for each, step in ((given, len(chosen)), (names, size)):
                 fill.parts += [
-                    self._decoding(fill, chosen[a : a + step], each)
+                    self._decoding_part(fill, chosen[a : a + step], each)
                     for a in range(0, len(chosen) if each else 0, step)
                 ]
         return plan
 
-    def _located(self, f: Field, by_file: Sequence[tuple[int, Ints, Ints]]) -> Located | None:
+    def _locate_field(self, f: Field, by_file: Sequence[tuple[int, Ints, Ints]]) -> Located | None:
         """Return where a field is in each file; None if in one of them it has to be decoded."""
         if any(self.modes(number)[f.name] == "decoded" for number, _, _ in by_file):
             return None
@@ -289,7 +289,7 @@ class Filler:
             for a in range(0, len(chosen), EACH)
         ]
 
-    def _decoding(self, fill: Fill, chosen: Ints, names: Sequence[str]) -> ReadPart:
+    def _decoding_part(self, fill: Fill, chosen: Ints, names: Sequence[str]) -> ReadPart:
         """Return the part that reads fields of some samples by `Sidecar.read`."""
         samples = fill.samples[chosen]
         # Ragged values wait for those of other files, and the thread needs its arena before that.
@@ -302,7 +302,7 @@ class Filler:
 
         return ReadPart(decode=decode)
 
-    def _checking(self, number: int, local: Ints) -> ReadPart:
+    def _checking_part(self, number: int, local: Ints) -> ReadPart:
         """Return the part that compares samples with their checksums."""
 
         def check(arena: Arena, opened: Sidecar) -> int:

@@ -167,7 +167,7 @@ def _open(
             some = [names[i] for i in sorted({*range(min(inspected, len(names))), *spread})]
         native = Dataset(format, some, options, hint, notes, progress)
         native.unopened, native.named = len(names) - len(some), tuple(map(str, named))
-        native.known = marks
+        native.file_identities = marks
         return native
     beside = None if at is None else at.absolute()
     source.format, source.options, source.named = format.name, options, tuple(map(str, named))

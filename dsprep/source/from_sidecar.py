@@ -62,18 +62,18 @@ class SidecarSource(Source):
         return self.paths
 
     @override
-    def stored(self) -> tuple[int, int]:
+    def count_files(self) -> tuple[int, int]:
         content = self.sidecar.content
         return int(entries.numbers(content.files, "files").sum()), content.nbytes
 
     @override
     def identities(self) -> Identities:
-        if self.opening is not None and not self.known:
+        if self.opening is not None and not self.file_identities:
             path, content = self.sidecar.path, self.sidecar.content
             beside = [path, path.with_name(spec.companion_name(path))][: 1 + content.has_companion]
             own = zip(self.paths, (f.identity for f in content.files), strict=True)
-            self.known = (*own, *identities_of(beside))
-        return self.known
+            self.file_identities = (*own, *identities_of(beside))
+        return self.file_identities
 
     def locate(self, sample: int) -> tuple[Path, int]:
         """Return the file that holds `sample`, and the sample's number in it."""

@@ -92,9 +92,9 @@ class JoinedSource(Source):
         return partial(open_joined, some, self.schema.names), start
 
     @override
-    def confirm(self) -> None:
+    def check_types(self) -> None:
         for part in self.parts:
-            part.confirm()
+            part.check_types()
 
     @override
     def resident_nbytes(self) -> int:

@@ -110,7 +110,7 @@ def _with_hinted_attrs(schema: Schema, hint: Schema) -> Schema:
 
 
 @dataclass(frozen=True, eq=False)
-class Surveyed:
+class FileSurvey:
     """Facts on a dataset that one of its files tells; as of its `Source`."""
 
     schema: Schema
@@ -178,7 +178,7 @@ class Dataset(Source):
         notes: Sequence[str] = (),
         progress: Callable[[int, int], None] | None = None,
         first: int = 0,
-        surveyed: Iterable[Surveyed] = (),
+        surveyed: Iterable[FileSurvey] = (),
     ) -> None:
         hint = None if hint is None else without(hint, options.file_field)
         if any(s.name == OTHERS for s in options.fields):
@@ -216,7 +216,7 @@ class Dataset(Source):
         )
 
     def _survey(
-        self, progress: Callable[[int, int], None] | None, surveyed: Iterator[Surveyed]
+        self, progress: Callable[[int, int], None] | None, surveyed: Iterator[FileSurvey]
     ) -> Ints:
         """Set the schema and notes; return the samples of each file.
 
@@ -292,7 +292,7 @@ class Dataset(Source):
         if name is not None:
             self.schema = self.schema.replace(*self.schema, Field(name, np.dtype("<i8")))
 
-    def _note(self, index: int, source: Source | Surveyed) -> None:
+    def _note(self, index: int, source: Source | FileSurvey) -> None:
         """Note what a file tells, and other attributes than the first's; some change meanings."""
         self._note_counts.update(source.notes)
         self.dropped += source.dropped
@@ -380,10 +380,10 @@ class Dataset(Source):
         return int(self._starts[-1])
 
     @override
-    def confirm(self) -> None:
+    def check_types(self) -> None:
         for i in range(len(self.paths)):
             with self.file(i) as source:
-                source.confirm()
+                source.check_types()
 
     def _opening(self, some: slice) -> Callable[[], Dataset]:
         paths, first = [p.absolute() for p in self.paths[some]], self.first + (some.start or 0)

@@ -46,11 +46,11 @@ def partial_path(target: Path) -> Path:
     """Return the directory in which `target` is made: beside it, or for a store on this machine."""
     if isinstance(target, StorePath):
         word = hashlib.blake2b(str(target).encode(), digest_size=6).hexdigest()
-        return scratch(target) / f".{target.name}-{word}{WORKING}"
+        return scratch_directory(target) / f".{target.name}-{word}{WORKING}"
     return target.with_name(f".{target.name}{WORKING}")
 
 
-def scratch(target: Path) -> Path:
+def scratch_directory(target: Path) -> Path:
     """Return where files that making `target` takes lie: its directory, ``TMPDIR`` for a store."""
     if isinstance(target, StorePath):
         return Path(tempfile.gettempdir()) / f"dsprep-{os.geteuid()}"
@@ -59,7 +59,7 @@ def scratch(target: Path) -> Path:
 
 def make_scratch(target: Path) -> Path:
     """Return `scratch`, for a store made if it is not there; `TargetError` as of `make_own`."""
-    directory = scratch(target)
+    directory = scratch_directory(target)
     if isinstance(target, StorePath):
         make_own(directory)
     return directory

@@ -22,7 +22,7 @@ from dsprep.sidecar import spec
 from dsprep.sidecar.entries import numbers
 from dsprep.sidecar.proofs import summarize
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.writing.create_sidecar import Made
+from dsprep.writing.create_sidecar import NewSidecar
 
 
 def explain(opened: Sidecar) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def _layouts(opened: Sidecar) -> Iterator[dict[str, Any]]:
         }
 
 
-def laws_of(made: Made) -> dict[str, str]:
+def laws_of(made: NewSidecar) -> dict[str, str]:
     """Return the law of each field of a new sidecar; of the first layout, if there are several."""
     content = made.content
     if not content.files or not content.layouts:

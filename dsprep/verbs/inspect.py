@@ -198,7 +198,7 @@ def inspect(source: Source, memory: int | None = None) -> Inspection:
             rows = 0
         nbytes = round(len(source) * rows * f.row_nbytes * every)
         facts.append(FieldFacts(f, nbytes, lengths, storage.get(f.name)))
-    stored, stored_nbytes = (round(n * every) for n in source.stored())
+    stored, stored_nbytes = (round(n * every) for n in source.count_files())
     groups = _groups(source)
     return Inspection(
         path=str(source.path.absolute()),

@@ -30,14 +30,14 @@ from dsprep.storage.identity import Identity
 from dsprep.storage.paths import StorePath, all_absolute, as_path
 from dsprep.writing.create_sidecar import (
     CRC_BLOCK,
-    Looked,
-    Looks,
-    Made,
+    LocatedFile,
+    NewSidecar,
     Progress,
+    ScanOptions,
     check_located,
     dataset_of,
     made_by,
-    make,
+    make_sidecar,
 )
 
 Known: TypeAlias = tuple[Content, Path, Path]
@@ -55,7 +55,7 @@ def provenance(
     executor: Executor | None = None,
     processes: Executor | None = None,
     workers: int | None = None,
-) -> Made:
+) -> NewSidecar:
     """Write the sidecar of a dataset, regardless of what wrote the dataset.
 
     Parameters
@@ -81,7 +81,7 @@ def provenance(
 
     Returns
     -------
-    Made
+    NewSidecar
         The sidecar: its `path`, `content`, `nbytes`, and `companion` with the bulk tables.
 
     Raises
@@ -106,17 +106,17 @@ def provenance(
     old = _old(names, format, needed=as_before and not format.keeps_types)
     if workers is not None:
         at_least("workers", workers, 1)
-    hint, looks = None, Looks(checksums, progress, executor, processes, workers)
+    hint, scan = None, ScanOptions(checksums, progress, executor, processes, workers)
     before = None if old is None else old[0]
     if before is not None and as_before:
         options, hint = OpenOptions.from_json(before.reading), before.schema
-    made = None if old is None else _taken_over(old, names, options, looks)
-    if isinstance(made, Made):
+    made = None if old is None else _taken_over(old, names, options, scan)
+    if isinstance(made, NewSidecar):
         made = replace(made, content=replace(made.content, lineage=_lineage(before)))
     else:
         if made and before is not None:
-            looks, hint = replace(looks, known=made), before.schema
-        made = _make(format, names, (options, hint, notes), looks, _lineage(before))
+            scan, hint = replace(scan, known=made), before.schema
+        made = _make(format, names, (options, hint, notes), scan, _lineage(before))
     made = replace(made, path=path)
     check_located(made)
     if write:
@@ -174,9 +174,9 @@ def _make(
     format: Format,
     files: Sequence[Path],
     how: tuple[OpenOptions, Schema | None, Sequence[str]],
-    looks: Looks,
+    scan: ScanOptions,
     lineage: Mapping[str, Any],
-) -> Made:
+) -> NewSidecar:
     """Look at files with the types of the old sidecar if they still fit, else without.
 
     Raises
@@ -187,7 +187,7 @@ def _make(
     options, hint, notes = how
     if hint is not None:
         try:
-            return make(format, files, options, hint, notes, looks, lineage)
+            return make_sidecar(format, files, options, hint, notes, scan, lineage)
         except (ChangedError, UnsupportedError, UsageError):
             raise
         except DsprepError as error:
@@ -200,19 +200,19 @@ def _make(
                     fix="move the sidecar away if these are other data, or name their fields with "
                     "--field NAME:DTYPE[SHAPE]",
                 ) from error
-    return make(format, files, options, None, notes, replace(looks, known={}), lineage)
+    return make_sidecar(format, files, options, None, notes, replace(scan, known={}), lineage)
 
 
 def _taken_over(
-    old: Known, files: Sequence[Path], options: OpenOptions, looks: Looks
-) -> Made | dict[int, Looked] | None:
+    old: Known, files: Sequence[Path], options: OpenOptions, scan: ScanOptions
+) -> NewSidecar | dict[int, LocatedFile] | None:
     """Return what an old sidecar states of files that are as they were, or of all of them.
 
     Of few files without groups, which no file states by itself, none are taken over, nor where
     something else is asked for than what it has.
     """
     content, dataset, path = old
-    other = looks.checksums or options.to_json() != dict(content.reading)
+    other = scan.checksums or options.to_json() != dict(content.reading)
     if other or not content.layouts or dataset != dataset_of(files):
         return None
     try:
@@ -225,14 +225,14 @@ def _taken_over(
                 return None
             rows = _unchanged(content, dataset, files)
             if np.array_equal(rows, np.arange(len(content.files))):
-                return Made(content, opened.companion() or b"", dataset, path)
+                return NewSidecar(content, opened.companion() or b"", dataset, path)
             kept = np.flatnonzero(rows >= 0).tolist() if not content.notes else []
             return {i: _row(opened, int(rows[i])) for i in kept}
     except FormatError:
         return None
 
 
-def _renewed(opened: Sidecar, files: Sequence[Path]) -> Made | None:
+def _renewed(opened: Sidecar, files: Sequence[Path]) -> NewSidecar | None:
     """Return a sidecar with the present time stamps and ETags of files that are as they were."""
     content, dataset = opened.content, opened.dataset
     # Objects that were uploaded again have other ETags, and perhaps the same content.
@@ -248,7 +248,7 @@ def _renewed(opened: Sidecar, files: Sequence[Path]) -> Made | None:
         now = replace(now, sampled=before.sampled or now.sampled)  # saved states name it
         entries.append(replace(entry, identity=now))
     made = replace(content, files=tuple(entries))
-    return Made(made, opened.companion() or b"", dataset, opened.path)
+    return NewSidecar(made, opened.companion() or b"", dataset, opened.path)
 
 
 def _unchanged(content: Content, dataset: Path, files: Sequence[Path]) -> Ints:
@@ -266,7 +266,7 @@ def _unchanged(content: Content, dataset: Path, files: Sequence[Path]) -> Ints:
     return rows
 
 
-def _row(opened: Sidecar, number: int) -> Looked:
+def _row(opened: Sidecar, number: int) -> LocatedFile:
     """Return what a sidecar states of a file."""
     entry, sums = opened.content.files[number], opened.proofs.block_sums(number)
     crcs = None if sums is None or sums[0] != CRC_BLOCK else to_planes(sums[1])

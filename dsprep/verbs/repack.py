@@ -49,7 +49,7 @@ from dsprep.writing.buffers import (
 )
 from dsprep.writing.job import Job, Report, RunOptions, count_workers, make_job
 from dsprep.writing.plan import pieces, split_suffix
-from dsprep.writing.run import make
+from dsprep.writing.run import run_jobs
 from dsprep.writing.shuffle import ShuffledSource
 from dsprep.writing.split import assign, group_labels, parse_split
 from dsprep.writing.stripes import Stripe, detect_stripe, requested_stripe
@@ -465,7 +465,7 @@ def run_repack(
     DsprepError, OSError
         If a target exists or is busy, space or memory do not suffice, or data are damaged.
     """
-    done = make(plan.parts, run or RunOptions(), progress)
+    done = run_jobs(plan.parts, run or RunOptions(), progress)
     report = RepackReport(plan=plan, parts=tuple(zip(plan.parts, done, strict=True)))
     if any(isinstance(path, StorePath) for path in plan.source.files()):
         measure = False  # there is no page cache, from which samples would be dropped before

@@ -111,7 +111,7 @@ def write_items(
             refuse=lambda job: None if resume else _refuse(target, job),
         ) as staging,
     ):
-        staging.again = "call again with resume=True to continue"
+        staging.resume_hint = "call again with resume=True to continue"
         if published(target):
             staging.discard()
             raise TargetError(

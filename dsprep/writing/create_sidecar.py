@@ -54,7 +54,7 @@ from dsprep.sidecar.proofs import rest_of
 from dsprep.sidecar.spec import Content
 from dsprep.source.many import (
     Dataset,
-    Surveyed,
+    FileSurvey,
     attributes_text,
     open_alone,
     survey_options,
@@ -71,19 +71,19 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 THREADS = 8
 
-MOVES = 5
-"""Moves of the times of an output after which something else must have changed it."""
+RETRIES = 5
+"""Repeated scans of an output whose time stamps change, before it counts as modified."""
 
 MANY = 4096
-"""Files from which on processes are worth their start: threads mostly wait for the interpreter."""
+"""Files from which on processes pay off: threads mostly wait for the interpreter."""
 
-AT_ONCE = 256
-"""Files that one task looks at, at most, and tasks that there are, at least."""
+FILES_PER_TASK = 256
+"""Files of a task at most, and tasks at least."""
 
 
 @dataclass(frozen=True)
-class Made:
-    """A sidecar that was made.
+class NewSidecar:
+    """A sidecar that is not written yet.
 
     Attributes
     ----------
@@ -132,24 +132,28 @@ class Made:
             ) from error
 
 
-def describe(
+def describe_output(
     format: Format,
     schema: Schema,
     path: Path,
     samples: int,
     writer: Writer,
     last: Batch | None = None,
-) -> Made:
-    """Return the sidecar of a file of so many samples that `writer` has just completed.
+) -> NewSidecar:
+    """Return the sidecar of a file that `writer` has just completed.
 
-    If the last sample is given, it is read back by the layout.
+    If the writer does not know the layout, the file is parsed. File systems may still change the
+    time stamps of a file that was just written: then its sidecar is made again.
 
-    The file is looked through where the writer does not know its layout. Where samples have no
-    offsets the sidecar says nothing of their places. It is the writer's alone, but file systems may
-    still move the times of what has just been written: then it is looked at again.
+    Parameters
+    ----------
+    path, samples
+        The file, and the number of its samples.
+    last
+        Its last sample, which is read back by the layout; None: not compared.
     """
     look = partial(_describe, format, schema, path, samples, writer, last)
-    for _ in range(MOVES):
+    for _ in range(RETRIES):
         with suppress(ChangedError):
             return look()
     return look()
@@ -157,8 +161,8 @@ def describe(
 
 def _describe(
     format: Format, schema: Schema, path: Path, samples: int, writer: Writer, last: Batch | None
-) -> Made:
-    """Do what `describe` does, while no time moves."""
+) -> NewSidecar:
+    """Return the sidecar of `describe_output`; raise `ChangedError` if time stamps change."""
     beside, groups, opened = spec.sidecar_path(path), writer.groups(), _opener(path)
     identity, layout = Identity.of(path, format.facts(path)), writer.layout() if samples else None
     try:
@@ -166,45 +170,46 @@ def _describe(
             layout = fit.fit(layout)
         else:
             with Dataset(format, [path], OpenOptions(), schema) as source:
-                layout = _fitted(source)
+                layout = _fit_layout(source)
         if last is not None and samples:
-            _prove(layout, schema, path, opened, last)
+            _prove_last_sample(layout, schema, path, opened, last)
         if groups is not None and samples:
             layout = _with_rest(replace(layout, groups=fit.fit_groups(groups)), opened)
-        return _made(Content(format.name, schema, ()), [path], [(layout, identity, None)], path)
+        return _assemble(Content(format.name, schema, ()), [path], [(layout, identity, None)], path)
     except UnsupportedError:
         entry = FileEntry(os.path.relpath(path, path), samples, identity)
-        return Made(Content(format.name, schema, (entry,), {}), b"", path, beside)
+        return NewSidecar(Content(format.name, schema, (entry,), {}), b"", path, beside)
 
 
-def joined(
+def join_sidecars(
     format: Format,
     schema: Schema,
     dataset: Path,
     files: Sequence[Path],
     parts: Sequence[tuple[Content, bytes]],
     lineage: Mapping[str, Any],
-) -> Made:
-    """Return the sidecar of a dataset whose files have one each, in `parts`, with its companion."""
+) -> NewSidecar:
+    """Return the sidecar of a dataset from those of its files: contents and companions."""
     path = spec.sidecar_path(dataset)
     if len(parts) == 1:
         ((content, companion),) = parts
         entry = replace(content.files[0], path=os.path.relpath(files[0], dataset))
-        return Made(replace(content, files=(entry,), lineage=lineage), companion, dataset, path)
-    looked: list[Looked] = []
+        content = replace(content, files=(entry,), lineage=lineage)
+        return NewSidecar(content, companion, dataset, path)
+    located: list[LocatedFile] = []
     for content, companion in parts:
         entry = content.files[0]
         if content.layouts:
             json, tables = content.layouts[entry.layout], Tables(companion or None, dataset)
             layout = as_json.from_json(json, entry.samples, content.schema, tables)
-            looked.append((layout, entry.identity, None))
-    if len(looked) == len(parts):
-        return _made(Content(format.name, schema, (), lineage), files, looked, dataset)
+            located.append((layout, entry.identity, None))
+    if len(located) == len(parts):
+        return _assemble(Content(format.name, schema, (), lineage), files, located, dataset)
     entries = tuple(
         FileEntry(os.path.relpath(file, dataset), content.samples, content.files[0].identity)
         for file, (content, _) in zip(files, parts, strict=True)
     )
-    return Made(Content(format.name, schema, entries, lineage), b"", dataset, path)
+    return NewSidecar(Content(format.name, schema, entries, lineage), b"", dataset, path)
 
 
 def dataset_of(files: Sequence[Path]) -> Path:
@@ -232,22 +237,32 @@ def made_by(function: str) -> dict[str, Any]:
 # --- making ----------------------------------------------------------------------------------
 
 
-Sight: TypeAlias = tuple[Schema, FileLayout | None, Identity, bytes | None]
-"""The schema of a file, its layout if it is known, its identity, and requested checksums."""
+FileScan: TypeAlias = tuple[Schema, FileLayout | None, Identity, bytes | None]
+"""Schema of a file, its layout if known, its identity, and its checksums if requested."""
 
-How: TypeAlias = tuple[OpenOptions, Schema | None, bool]
-"""Options, a hint, and whether fields are inferred: see `open_alone`."""
+OpenArguments: TypeAlias = tuple[OpenOptions, Schema | None, bool]
+"""Options, hint and inferring: arguments of `open_alone`."""
 
 ANY = "*"
-"""The name of an only field while it is not known what all files call it."""
+"""The name of an only field until its name in all files is known."""
 
 
 @dataclass(frozen=True)
-class Looks:
-    """Parameters of looking at files; the attributes are those of `provenance`.
+class ScanOptions:
+    """Options of scanning the files of a dataset.
 
-    `known` has what an old sidecar with the fields of `hint` states of files, by their numbers;
-    the first file is looked at in any case.
+    Attributes
+    ----------
+    checksums
+        Whether to compute a CRC-32C of every block.
+    progress
+        Called with (files done, files in all).
+    executor, processes
+        Workers that scan; processes are used for `MANY` files or more.
+    workers
+        Threads, where there is no executor.
+    known
+        Files by number whose layout an older sidecar gives; the first file is always scanned.
     """
 
     checksums: bool = False
@@ -255,16 +270,16 @@ class Looks:
     executor: Executor | None = None
     processes: Executor | None = None
     workers: int | None = None
-    known: Mapping[int, Looked] = field(default_factory=dict)
+    known: Mapping[int, LocatedFile] = field(default_factory=dict)
 
 
-def locate(format: Format, files: Sequence[Path], notes: Sequence[str]) -> Made:
-    """Return the sidecar of files that have none and are read as by default; nothing is written.
+def locate_files(format: Format, files: Sequence[Path], notes: Sequence[str]) -> NewSidecar:
+    """Return a sidecar of files that have none, read by default options; nothing is written.
 
     Parameters
     ----------
     format, files, notes
-        As `dsprep.source.files.find_dataset` gives them; paths are absolute.
+        Format, absolute paths and notes of `dsprep.source.files.find_dataset`.
 
     Raises
     ------
@@ -274,12 +289,13 @@ def locate(format: Format, files: Sequence[Path], notes: Sequence[str]) -> Made:
         If the data are damaged, or have no directory in common.
     """
     refuse_partial(written_as(files))
-    made = make(format, files, OpenOptions(), None, notes, Looks(), made_by("dsprep.Reader"))
+    lineage = made_by("dsprep.Reader")
+    made = make_sidecar(format, files, OpenOptions(), None, notes, ScanOptions(), lineage)
     check_located(made)
     return made
 
 
-def check_located(made: Made) -> None:
+def check_located(made: NewSidecar) -> None:
     """Raise `UnsupportedError` if no field of any file can be located."""
     layouts, names = made.content.layouts, made.content.schema.names
     if not names or any(len(layout.get("unlocated", ())) < len(names) for layout in layouts):
@@ -293,39 +309,39 @@ def check_located(made: Made) -> None:
         )
 
 
-def make(
+def make_sidecar(
     format: Format,
     files: Sequence[Path],
     options: OpenOptions,
     hint: Schema | None,
     notes: Sequence[str],
-    looks: Looks,
+    scan: ScanOptions,
     lineage: Mapping[str, Any],
-) -> Made:
-    """Return the sidecar of files, each of which is looked at once; paths are absolute.
+) -> NewSidecar:
+    """Return the sidecar of files, scanned once each; paths are absolute.
 
-    That is done again where only all files together say what the fields of each are.
+    A file is scanned again if its fields are known only after all files were seen.
     """
-    sights: dict[int, Sight] = {}
-    how = options, hint, format.infers and hint is None and len(files) > 1
+    scans: dict[int, FileScan] = {}
+    opening = options, hint, format.infers and hint is None and len(files) > 1
     named = all(s.name != OTHERS for s in options.fields)
-    surveyed = _survey(format, files, how, looks, sights) if named else ()
+    surveyed = _survey(format, files, opening, scan, scans) if named else ()
     with Dataset(format, files, options, hint, notes, surveyed=surveyed) as source:
         fields = without(source.schema, source.options.file_field)
-        again = [
-            i for i in range(len(files)) if i not in sights or not _is_final(sights[i], fields)
-        ]
-        how = source.options, source.hint, False
-        for i, (_, one) in zip(again, _look_at(format, files, again, how, looks), strict=True):
-            sights[i] = one
+        again = [i for i in range(len(files)) if i not in scans or not _is_final(scans[i], fields)]
+        opening = source.options, source.hint, False
+        for i, (_, one) in zip(
+            again, _scan_files(format, files, again, opening, scan), strict=True
+        ):
+            scans[i] = one
         schema, lost = with_static(source.schema, source, format)
-        looked, by_name = list[Looked](), dict[int, FileLayout]()
+        located, by_name = list[LocatedFile](), dict[int, FileLayout]()
         for i in range(len(files)):
-            _, layout, identity, crcs = sights[i]
+            _, layout, identity, crcs = scans[i]
             assert layout is not None  # it was looked at again
             if id(layout) not in by_name:
                 by_name[id(layout)] = _named(layout, fields)
-            looked.append((source.with_number(by_name[id(layout)], i), identity, crcs))
+            located.append((source.with_number(by_name[id(layout)], i), identity, crcs))
     content = Content(
         format.name,
         schema,
@@ -334,16 +350,18 @@ def make(
         reading=options.to_json(),
         notes=(*source.notes, *lost),
     )
-    return _made(content, files, looked, dataset_of(files))
+    return _assemble(content, files, located, dataset_of(files))
 
 
-def _made(content: Content, files: Sequence[Path], looked: Sequence[Looked], dataset: Path) -> Made:
-    """Return the sidecar of files that have been looked at, with what else `content` says."""
+def _assemble(
+    content: Content, files: Sequence[Path], located: Sequence[LocatedFile], dataset: Path
+) -> NewSidecar:
+    """Return the sidecar of scanned files, with the schema, lineage and notes of `content`."""
     tables = Tables()
     layouts: dict[str, int] = {}
     known: dict[int, int] = {}  # many files have one layout
     entries, above = [], len(str(dataset / "_")) - 1
-    for file, (layout, identity, crcs) in zip(files, looked, strict=True):
+    for file, (layout, identity, crcs) in zip(files, located, strict=True):
         if id(layout) not in known:
             text = json.dumps(as_json.to_json(layout, content.schema, tables))
             known[id(layout)] = layouts.setdefault(text, len(layouts))
@@ -357,13 +375,13 @@ def _made(content: Content, files: Sequence[Path], looked: Sequence[Looked], dat
         layouts=tuple(json.loads(text) for text in layouts),
         companion={"nbytes": len(companion), "blake2b": digest(companion)} if companion else None,
     )
-    return Made(content, companion, dataset, spec.sidecar_path(dataset))
+    return NewSidecar(content, companion, dataset, spec.sidecar_path(dataset))
 
 
-def _prove(
+def _prove_last_sample(
     layout: FileLayout, schema: Schema, path: Path, opened: Callable[[str], Handle], last: Batch
 ) -> None:
-    """Raise `FormatError` if the last sample of a file is not where a layout says."""
+    """Raise `FormatError` unless a layout gives the last sample of a file as it was written."""
     reader = LayoutReader(layout, schema, opened, path, formats.decoders)
     names = [name for name in schema.names if name not in layout.unlocated]
     values = reader.read(np.array([layout.count - 1]), names)
@@ -382,7 +400,7 @@ def _bits(column: Array | Ragged) -> bytes:
 
 
 def _opener(path: Path) -> Callable[[str], Handle]:
-    """Return what opens files of a dataset by their paths below it."""
+    """Return a function that opens files of a dataset by their paths below it."""
     files: dict[str, Handle] = {}
 
     def opened(below: str) -> Handle:
@@ -396,62 +414,70 @@ def _opener(path: Path) -> Callable[[str], Handle]:
 
 
 def _with_rest(layout: FileLayout, opened: Callable[[str], Handle]) -> FileLayout:
-    """Return a layout with the checksums of what lies outside the ranges of its groups."""
+    """Return a layout with checksums of the bytes outside its groups."""
     rest = rest_of(layout, opened)
     if rest is None or layout.groups is None:
         return layout
     return replace(layout, groups=fit.fit_groups(replace(layout.groups, rest=rest)))
 
 
-Looked: TypeAlias = tuple[FileLayout, Identity, bytes | None]
+LocatedFile: TypeAlias = tuple[FileLayout, Identity, bytes | None]
 
 
 def _survey(
-    format: Format, files: Sequence[Path], how: How, looks: Looks, sights: dict[int, Sight]
-) -> Iterator[Surveyed]:
-    """Yield what each file tells of the dataset, and put the rest into `sights`."""
-    options, hint, inferring = how
-    how = survey_options(options) if inferring else options, hint, inferring
-    ((first, sights[0]),) = _look_at(format, files, [0], how, looks)
+    format: Format,
+    files: Sequence[Path],
+    opening: OpenArguments,
+    scan: ScanOptions,
+    scans: dict[int, FileScan],
+) -> Iterator[FileSurvey]:
+    """Yield the survey of each file, and store its scan in `scans` by number."""
+    options, hint, inferring = opening
+    opening = survey_options(options) if inferring else options, hint, inferring
+    ((first, scans[0]),) = _scan_files(format, files, [0], opening, scan)
     yield first
-    known = dict(looks.known)
+    known = dict(scan.known)
     if hint is None or differences(without(hint, options.file_field), first.schema):
         known = {}
     new = [i for i in range(1, len(files)) if i not in known]
-    looked, alike = _look_at(format, files, new, how, looks), dict[int, Surveyed]()
+    located, alike = _scan_files(format, files, new, opening, scan), dict[int, FileSurvey]()
     for i in range(1, len(files)):
         if i in known:
             layout, identity, crcs = known[i]
-            sights[i] = first.schema, layout, identity, crcs
+            scans[i] = first.schema, layout, identity, crcs
             if layout.count not in alike:
                 alike[layout.count] = replace(first, count=layout.count, notes=(), dropped=0)
             yield alike[layout.count]
         else:
-            survey, sights[i] = next(looked)
+            survey, scans[i] = next(located)
             yield survey
 
 
-def _look_at(
-    format: Format, files: Sequence[Path], numbers: Sequence[int], how: How, looks: Looks
-) -> Iterator[tuple[Surveyed, Sight]]:
-    """Yield what looking at some of the files gives, in their order; several are at a time."""
-    look = partial(_look, format.name, how, looks.checksums)
+def _scan_files(
+    format: Format,
+    files: Sequence[Path],
+    numbers: Sequence[int],
+    opening: OpenArguments,
+    scan: ScanOptions,
+) -> Iterator[tuple[FileSurvey, FileScan]]:
+    """Yield surveys and scans of some files, in their order; several files at a time."""
+    look = partial(_scan_task, format.name, opening, scan.checksums)
     if len(numbers) == 1:
-        progress = looks.progress if len(files) == 1 else None
+        progress = scan.progress if len(files) == 1 else None
         yield from look((0, [str(files[numbers[0]])]), progress)
         return
-    step = max(1, min(AT_ONCE, len(numbers) // AT_ONCE))
+    step = max(1, min(FILES_PER_TASK, len(numbers) // FILES_PER_TASK))
     tasks = [numbers[at : at + step] for at in range(0, len(numbers), step)]
     named = ((k, [str(files[i]) for i in some]) for k, some in enumerate(tasks))
-    threads = looks.workers or min(THREADS, len(os.sched_getaffinity(0)))
-    done: dict[int, list[tuple[Surveyed, Sight]]] = {}
+    threads = scan.workers or min(THREADS, len(os.sched_getaffinity(0)))
+    done: dict[int, list[tuple[FileSurvey, FileScan]]] = {}
     at = 0
-    executor = looks.executor or (looks.processes if len(numbers) >= MANY else None)
+    executor = scan.executor or (scan.processes if len(numbers) >= MANY else None)
     with nullcontext(executor) if executor else ThreadPoolExecutor(threads) as pool:
-        for (k, _), sights in executors.run(pool, look, named):
-            done[k] = sights
-            if looks.progress is not None and len(files) > 1:
-                looks.progress(min((at + len(done)) * step, len(numbers)), len(numbers))
+        for (k, _), scans in executors.run(pool, look, named):
+            done[k] = scans
+            if scan.progress is not None and len(files) > 1:
+                scan.progress(min((at + len(done)) * step, len(numbers)), len(numbers))
             while at in done and at < len(tasks) - 1:
                 yield from done.pop(at)
                 at += 1
@@ -460,16 +486,16 @@ def _look_at(
         yield from done.pop(number)
 
 
-def _look(
+def _scan_task(
     format_name: str,
-    how: How,
+    opening: OpenArguments,
     checksums: bool,
     task: tuple[int, list[str]],
     progress: Progress | None = None,
-) -> list[tuple[Surveyed, Sight]]:
-    """Look at some files, each of which is opened once; what is alike is the same object."""
-    (options, hint, inferring), format = how, formats.load(format_name)
-    sights, alike = list[tuple[Surveyed, Sight]](), dict[str, Any]()
+) -> list[tuple[FileSurvey, FileScan]]:
+    """Scan some files, opened once each; equal surveys and layouts are one object."""
+    (options, hint, inferring), format = opening, formats.load(format_name)
+    scans, alike = list[tuple[FileSurvey, FileScan]](), dict[str, Any]()
     hint = None if hint is None else without(hint, options.file_field)
     for path in map(as_path, task[1]):
         with opened_once(path):
@@ -479,26 +505,26 @@ def _look(
                 open_alone(format, path, options, hint, inferring) as source,
             ):
                 if hint is not None:
-                    source.confirm()
-                layout, crcs, survey = None, None, Surveyed.of(source)
+                    source.check_types()
+                layout, crcs, survey = None, None, FileSurvey.of(source)
                 try:
-                    layout = _fitted(source, progress)
+                    layout = _fit_layout(source, progress)
                 except DsprepError:
                     if not inferring:
                         raise
                 if checksums and layout is not None:
-                    crcs = _summed(path, layout, source.schema)
+                    crcs = _checksum_file(path, layout, source.schema)
         schema, layout = _nameless(survey.schema, layout)
         own, words = _text_of(schema), {**vars(survey), "schema": _text_of(survey.schema)}
         where = None if layout is None else as_json.to_json(layout, schema, _Digests())
         survey = alike.setdefault(repr(words), survey)
         schema, layout = alike.setdefault(repr((own, where)), (schema, layout))
-        sights.append((survey, (schema, layout, identity, crcs)))
-    return sights
+        scans.append((survey, (schema, layout, identity, crcs)))
+    return scans
 
 
 class _Digests(Tables):
-    """Tells tables apart without packing them."""
+    """Digests of tables, to compare layouts without packing them."""
 
     def put(self, plain: bytes) -> Any:
         """Return a digest of a table."""
@@ -510,7 +536,7 @@ def _text_of(schema: Schema) -> str:
 
 
 def _nameless(schema: Schema, layout: FileLayout | None) -> tuple[Schema, FileLayout | None]:
-    """Return what does not depend on the name of the only field, which may be that of the file."""
+    """Return schema and layout with an only field renamed to `ANY`, as files may name it."""
     if layout is None or [*layout.columns] != [*schema.names] or len(schema) != 1:
         return schema, layout
     ((name, column),) = layout.columns.items()
@@ -518,23 +544,23 @@ def _nameless(schema: Schema, layout: FileLayout | None) -> tuple[Schema, FileLa
     return schema.replace(field), replace(layout, columns={ANY: column})
 
 
-def _fitted(source: Source, progress: Progress | None = None) -> FileLayout:
+def _fit_layout(source: Source, progress: Progress | None = None) -> FileLayout:
     """Return the layout of one file, by the smallest laws."""
     if not len(source):
         return FileLayout(0, None, {name: Column(None) for name in source.schema.names})
     return fit.fit(source.extents(progress))
 
 
-def _is_final(sight: Sight, fields: Schema) -> bool:
-    """Return whether a file was looked at with the fields that all files turned out to have."""
-    schema, layout, *_ = sight
+def _is_final(file_scan: FileScan, fields: Schema) -> bool:
+    """Return whether a file was scanned with the fields of all files."""
+    schema, layout, *_ = file_scan
     if schema.names == (ANY,) and len(fields) == 1:
         fields = fields.replace(replace(fields.fields[0], name=ANY))
     return layout is not None and (not layout.count or not differences(fields, schema))
 
 
 def _named(layout: FileLayout, fields: Schema) -> FileLayout:
-    """Return the layout of a file with the names of the fields of all."""
+    """Return the layout of a file with the field names of the dataset."""
     if not layout.count:
         return FileLayout(0, None, {name: Column(None) for name in fields.names})
     if [*layout.columns] == [ANY]:
@@ -547,14 +573,8 @@ def _named(layout: FileLayout, fields: Schema) -> FileLayout:
 CRC_BLOCK = 16 << 20
 
 
-def _summed(path: Path, layout: FileLayout, schema: Schema) -> bytes:
-    """Return the checksums of a file, which agrees with those that it keeps itself.
-
-    Raises
-    ------
-    FormatError
-        If it does not: new checksums would make damaged data look sound.
-    """
+def _checksum_file(path: Path, layout: FileLayout, schema: Schema) -> bytes:
+    """Return checksums of a file; raise `FormatError` if its own ones show that it is damaged."""
     members = stored_members(path)
     records = layout.records
     reader = None if records is None else RecordReader(records, schema, formats.decoders)

@@ -23,7 +23,7 @@ from dsprep.core.units import as_nbytes, show_nbytes
 from dsprep.errors import TargetError, UsageError
 from dsprep.formats.base import FilePlan, Source, WritableFormat
 from dsprep.formats.options import WriteOptions, memory_error
-from dsprep.storage.atomic import partial_path, scratch
+from dsprep.storage.atomic import partial_path, scratch_directory
 from dsprep.storage.identity import Identities
 from dsprep.storage.paths import StorePath, as_path
 from dsprep.storage.trees import free_nbytes, tree_nbytes
@@ -36,14 +36,14 @@ from dsprep.writing.staging import STATUS, published
 COPIES_PER_WORKER = 4
 """A worker holds a piece as read, as encoded, and what compression needs besides."""
 
-AT_ONCE = 2
+PARALLEL_UPLOADS = 2
 """Shards that are uploaded to a store at a time, while the next one is written."""
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with (samples, payload bytes) done so far."""
 
 
-WORKERS = 8
+MAX_WORKERS = 8
 """Threads that work on an output at most, unless more are asked for."""
 
 
@@ -122,10 +122,10 @@ class Job:
         return sum(plan.nbytes for plan in self.plans)
 
     @property
-    def scratch(self) -> int:
+    def scratch_nbytes(self) -> int:
         """Bytes that working files take besides while it is made."""
         unshuffled = self.source.scratch_nbytes if isinstance(self.source, ShuffledSource) else 0
-        return unshuffled + sum(plan.scratch for plan in self.plans)
+        return unshuffled + sum(plan.scratch_nbytes for plan in self.plans)
 
     @property
     def groups(self) -> int:
@@ -268,14 +268,14 @@ def count_workers(job: Job, workers: int | None, memory: int | None) -> int:
     resident = source.resident_nbytes()
     extra = job.payload + job.samples if isinstance(source, ShuffledSource) else 0
     if workers is None and isinstance(source.path, StorePath):
-        workers = WORKERS
+        workers = MAX_WORKERS
     given: Any = workers
     if given is not None and not (hasattr(given, "__index__") and given >= 1):
         raise UsageError(
             f"{workers!r} workers are not possible", expected="a whole number, at least 1"
         )
     if workers is None:
-        workers = min(WORKERS, len(os.sched_getaffinity(0)))
+        workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)))
     memory = allowed_memory(memory)
     unit = min(job.plans[0].unit, max(map(len, job.shards)))
     unit = unit * job.payload // max(1, job.samples)
@@ -305,8 +305,8 @@ def check_space(jobs: Sequence[Job], restart: bool = False) -> None:
             continue  # the estimate is an upper bound, or all has been written
         needed += staged_nbytes(job)
         needed -= tree_nbytes(root) if root.is_dir() else 0
-        largest = max(largest, needed + job.scratch)
-    at = scratch(jobs[0].target)
+        largest = max(largest, needed + job.scratch_nbytes)
+    at = scratch_directory(jobs[0].target)
     free = free_nbytes(at)
     if largest > free:
         raise TargetError(
@@ -325,7 +325,7 @@ def staged_nbytes(job: Job) -> int:
     if not isinstance(job.target, StorePath):
         return job.estimate
     largest = max(map(len, job.shards)) / max(1, job.samples)
-    return min(job.estimate, round((2 * AT_ONCE + 1) * largest * job.estimate))
+    return min(job.estimate, round((2 * PARALLEL_UPLOADS + 1) * largest * job.estimate))
 
 
 def _check_not_source(target: Path, source: Source) -> None:

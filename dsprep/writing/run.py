@@ -22,7 +22,7 @@ from dsprep.storage.atomic import is_own, partial_path
 from dsprep.storage.identity import Identities, identities_of, unchanged
 from dsprep.storage.paths import StorePath
 from dsprep.storage.trees import tree_nbytes
-from dsprep.writing.create_sidecar import Made, joined
+from dsprep.writing.create_sidecar import NewSidecar, join_sidecars
 from dsprep.writing.job import (
     Job,
     Progress,
@@ -45,7 +45,7 @@ from dsprep.writing.staging import (
 )
 from dsprep.writing.transfer import Done
 
-ALONE = (
+ALONE_NOTE = (
     "the one file was written by this process alone; --shard-size cuts the output into files for "
     "the other processes"
 )
@@ -56,10 +56,10 @@ def run_job(
 ) -> Report:
     """Make the output of a job; see `make`. `progress`: called with (samples, bytes) so far."""
     report = None if progress is None else lambda _, *done: progress(*done)
-    return make([job], options or RunOptions(), report)[0]
+    return run_jobs([job], options or RunOptions(), report)[0]
 
 
-def make(
+def run_jobs(
     jobs: Sequence[Job],
     run: RunOptions,
     progress: Callable[[Job, int, int], None] | None = None,
@@ -102,7 +102,7 @@ def make(
                 overwrite=run.overwrite,
                 restart=run.restart,
                 durable=run.durable,
-                lasting=job.source.repeatable,
+                resumable=job.source.repeatable,
             )
             stack.enter_context(staging)
             report = None if progress is None else partial(progress, job)
@@ -130,7 +130,7 @@ class Output(NamedTuple):
 
     job: Job
     staging: Staging
-    made: Made | None
+    made: NewSidecar | None
     bytes_in: int
     resumed: int
     copied: int
@@ -190,7 +190,7 @@ def make_output(
         staging.save({**START, "shard": len(job.shards), "complete": True})
     made = None
     if not staging.is_published:
-        made = joined(
+        made = join_sidecars(
             job.format,
             job.schema,
             staging.made,
@@ -260,7 +260,7 @@ def _write(
     source, state, dealers = job.source, staging.state or START, executor
     if executor is not None and len(job.shards) == 1:
         executor = None
-        staging.notes += (ALONE,)
+        staging.notes += (ALONE_NOTE,)
     first, begun = int(state["shard"]), state["writer"] is not None
     if executor is not None and (begun or (staging.durable and not state.get("complete"))):
         # A rerun must not continue inside a shard whose files are removed now.

@@ -12,7 +12,7 @@ from dsprep.formats.base import Writer
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import write_record
 from dsprep.storage.trees import remove
-from dsprep.writing.create_sidecar import Made, describe
+from dsprep.writing.create_sidecar import NewSidecar, describe_output
 from dsprep.writing.job import Job
 from dsprep.writing.plan import Shard, group_pieces, pieces
 from dsprep.writing.staging import START, Staging
@@ -28,7 +28,7 @@ def write_shard(
     threads: int,
     save: Callable[[Mapping[str, Any]], None] | None,
     state: Mapping[str, Any] = START,
-) -> Generator[Done, None, Made]:
+) -> Generator[Done, None, NewSidecar]:
     """Write a shard, and record its sidecar: as long as that fits it, it is complete.
 
     Yields what is there already, then each piece when it has been written; returns the sidecar.
@@ -67,7 +67,7 @@ def write_shard(
             yield from copy.run()
             writer.durable = durable
             writer.finish()
-            made = describe(job.format, job.schema, path, len(shard), writer, copy.last)
+            made = describe_output(job.format, job.schema, path, len(shard), writer, copy.last)
             write_record(spec.to_record(made.content, made.companion), record, durable=durable)
             if save is not None:
                 save({**START, "shard": index + 1})

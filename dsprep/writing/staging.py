@@ -48,7 +48,7 @@ from dsprep.storage.nodes import revalidate
 from dsprep.storage.paths import StorePath
 from dsprep.storage.trees import HIDDEN, is_gone, remove, soon, tree_nbytes
 from dsprep.writing import remote
-from dsprep.writing.create_sidecar import Made
+from dsprep.writing.create_sidecar import NewSidecar
 
 START: Mapping[str, Any] = {"shard": 0, "samples": 0, "writer": None}
 """The content of ``state.json`` before the first sample."""
@@ -56,24 +56,24 @@ START: Mapping[str, Any] = {"shard": 0, "samples": 0, "writer": None}
 STATUS = "status of the source"
 """The key of a job that does not count by itself: if only it differs, a run starts over."""
 
-STARTED_OVER = "started over, not continued: the source was touched or written to since"
+STARTED_OVER_NOTE = "started over, not continued: the source was touched or written to since"
 
 COMMAND = "command"
 """The key of a job that is for people alone: who has begun it."""
 
-RENAMES = (
+RENAMES_NOTE = (
     "replaced by two renames, since this file system cannot exchange two names: between them there "
     "was neither dataset, for a moment"
 )
 
-UNSYNCED = (
+UNSYNCED_NOTE = (
     "this file system syncs no directories: data are synced, names are as durable as its server "
     "keeps them"
 )
 
-AGAIN = "run the same command again to continue"
+RESUME_HINT = "run the same command again to continue"
 
-LEFT = (
+LEFTOVERS_NOTE = (
     "some of what runs left or replaced cannot be removed yet: it is still open in another "
     "process, or the file system does not show all that it has; later remove"
 )
@@ -97,7 +97,7 @@ class Staging:
         Whether to discard what an interrupted run left, whatever its job.
     durable
         Whether to wait for the disk before anything is renamed or recorded.
-    lasting
+    resumable
         Whether a later run can continue. Otherwise nothing is left of one that fails, and what one
         of the same source has left that was killed is discarded.
     refuse
@@ -105,7 +105,7 @@ class Staging:
 
     Attributes
     ----------
-    again
+    resume_hint
         How a run is continued, for who interrupts it.
     state
         How far an interrupted run of the same job came; None: this one begins anew.
@@ -132,11 +132,11 @@ class Staging:
         overwrite: bool = False,
         restart: bool = False,
         durable: bool = True,
-        lasting: bool = True,
+        resumable: bool = True,
         refuse: Callable[[Mapping[str, Any]], None] = lambda job: None,
     ) -> None:
         self.target, self.durable, self._overwrite = target, durable, overwrite
-        self._lasting, self._refuse, self.again = lasting, refuse, AGAIN
+        self._resumable, self._refuse, self.resume_hint = resumable, refuse, RESUME_HINT
         self.root, self.made = partial_path(target), made_path(target)
         self.data = self.made.parent
         if atomic.is_own(self.root):
@@ -185,7 +185,7 @@ class Staging:
     def _continue(self, job: Mapping[str, Any], restart: bool) -> dict[str, Any] | None:
         """Return the state that an interrupted run of the same job left, or None."""
         recorded, state = self._load("job.json", restart), self._load("state.json", restart)
-        if not self._lasting and recorded is not None and recorded.get("source") == job["source"]:
+        if not self._resumable and recorded is not None and recorded.get("source") == job["source"]:
             check_target(self.target, self._overwrite)
             state = None
         if recorded is not None and state is not None:
@@ -203,7 +203,7 @@ class Staging:
                 )
             if differing:
                 check_target(self.target, self._overwrite)
-                self.notes += (STARTED_OVER,)
+                self.notes += (STARTED_OVER_NOTE,)
             else:
                 known = state.get("identity") if self.made.exists() else None
                 # What lies here may be what the complete output has replaced.
@@ -236,7 +236,7 @@ class Staging:
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Record how far the work has come; the caller has made the data durable."""
-        if self.is_published or not (self._lasting or state.get("complete")):
+        if self.is_published or not (self._resumable or state.get("complete")):
             return  # all was recorded before, or nothing is continued
         if state.get("complete"):
             state = {**state, "identity": _identity(self.made)}
@@ -251,7 +251,7 @@ class Staging:
         path, known = self.record_path(number), self.uploaded.get(number, self._made.get(number))
         return known or spec.from_record(read_record(path), path)
 
-    def complete(self, number: int, path: Path, made: Made | None = None) -> None:
+    def complete(self, number: int, path: Path, made: NewSidecar | None = None) -> None:
         """Take note that a shard is complete, and recorded, which lies at a path: it stays."""
         if made is not None:
             self._made[number] = made.content, made.companion
@@ -266,7 +266,7 @@ class Staging:
                 sync_directory(self.made)
         try:
             if not atomic.put(self.made, self.target, atomic.old_path(self.target)):
-                self.notes += (RENAMES,)
+                self.notes += (RENAMES_NOTE,)
         except FileExistsError as error:
             raise TargetError(
                 "another node has made it meanwhile, which this one does not see yet",
@@ -275,7 +275,7 @@ class Staging:
             ) from error
         self.is_published = True
         if self.durable and not sync_directory(self.target.parent):
-            self.notes += (UNSYNCED,)
+            self.notes += (UNSYNCED_NOTE,)
         self._put_sidecar(bool(companion))
 
     def _put_sidecar(self, has_companion: bool | None = None) -> None:
@@ -301,7 +301,7 @@ class Staging:
         self.close()
         self._is_discarded = True
         if not is_removed:
-            self.notes += (f"{LEFT} {self.root}",)
+            self.notes += (f"{LEFTOVERS_NOTE} {self.root}",)
 
     def close(self) -> None:
         """Release the lock; the working directory stays for the next run."""
@@ -322,13 +322,13 @@ class Staging:
             self.close()
             return
         with suppress(OSError):  # the error that is under way says more
-            useless = isinstance(error, ChangedError) or not self._lasting
+            useless = isinstance(error, ChangedError) or not self._resumable
             if (useless and not published(self.target)) or not (self.root / "state.json").exists():
                 self.discard()  # there is nothing to continue
             elif isinstance(error, KeyboardInterrupt):
-                error.add_note(self.again)
+                error.add_note(self.resume_hint)
             elif isinstance(error, OSError) and not isinstance(error, DsprepError):
-                error.add_note(f"when that is over, {self.again}")
+                error.add_note(f"when that is over, {self.resume_hint}")
         with suppress(OSError):
             self.close()
 

@@ -30,8 +30,8 @@ from dsprep.storage.identity import Identity
 from dsprep.storage.locking import signature
 from dsprep.storage.paths import StorePath
 from dsprep.writing import remote
-from dsprep.writing.create_sidecar import Made
-from dsprep.writing.job import AT_ONCE
+from dsprep.writing.create_sidecar import NewSidecar
+from dsprep.writing.job import PARALLEL_UPLOADS
 from dsprep.writing.remote import Claim, as_object
 from dsprep.writing.staging import START, Staging
 
@@ -47,7 +47,7 @@ class UploadStaging(Staging):
         self._before = set[StorePath]()  # what was there when this run began
         self._begun = set[StorePath]()  # the shards that have been uploaded, perhaps in part
         self._clearing = Lock()
-        self._pool = ThreadPoolExecutor(AT_ONCE, "dsprep-upload")
+        self._pool = ThreadPoolExecutor(PARALLEL_UPLOADS, "dsprep-upload")
         self._waiting: deque[Future[None]] = deque()
         make_scratch(target)
         super().__init__(target, job, **options)
@@ -134,12 +134,12 @@ class UploadStaging(Staging):
     # --- uploading -----------------------------------------------------------------------------
 
     @override
-    def complete(self, number: int, path: Path, made: Made | None = None) -> None:
+    def complete(self, number: int, path: Path, made: NewSidecar | None = None) -> None:
         super().complete(number, path, made)
         if number in self.uploaded:
             trees.remove(path)
             return
-        self._wait(AT_ONCE - 1)
+        self._wait(PARALLEL_UPLOADS - 1)
         self._waiting.append(self._pool.submit(self._upload, number, path))
 
     @override
@@ -208,7 +208,7 @@ class UploadStaging(Staging):
     def save(self, state: Mapping[str, Any]) -> None:
         if state.get("complete"):
             self._wait()
-        if not self.is_published and (self._lasting or state.get("complete")):
+        if not self.is_published and (self._resumable or state.get("complete")):
             write_record(state, self.root / "state.json", durable=self.durable)
 
     @override

@@ -222,8 +222,8 @@ def test_known_rows_make_the_same_file_without_a_spool(tmp_path, options, count)
     write_batch(HDF5, tmp_path / "spooled", MIXED, batch, options)
     write_batch(HDF5, tmp_path / "placed", MIXED, batch, options, samples=known)
     assert (tmp_path / "placed").read_bytes() == (tmp_path / "spooled").read_bytes()
-    assert HDF5.plan(MIXED, options, known, 1000).scratch == 0
-    assert HDF5.plan(MIXED, options, plain(count), 1000).scratch == 1000
+    assert HDF5.plan(MIXED, options, known, 1000).scratch_nbytes == 0
+    assert HDF5.plan(MIXED, options, plain(count), 1000).scratch_nbytes == 1000
 
 
 @pytest.mark.parametrize("more", [-1, 1])

@@ -249,7 +249,7 @@ def test_a_feature_that_one_record_has_is_not_lost(tmp_path: Path, widths: tuple
             assert "a.tfrecord, record 777" in str(caught.value)
             assert "dsprep provenance" in str(caught.value)
     with opened(path, hint=hint) as source, pytest.raises(FormatError, match="is a feature z"):
-        source.confirm()
+        source.check_types()
     with opened(path, "x", hint=hint) as source:
         assert len(source.read(0, 1001)["x"]) == 1001
     with opened(path, records="opaque") as source:

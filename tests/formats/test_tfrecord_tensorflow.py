@@ -189,7 +189,7 @@ def test_several_byte_strings_are_read_with_their_lengths(
         assert strings(batch, text) == words
         assert list(batch["image/encoded"]) == [b"jpeg" * i for i in range(count)]
         assert [source[i][f"{text}.lengths"].tolist() for i in (0, 2, 4)] == [[3, 0, 3], [], [5]]
-        source.confirm()
+        source.check_types()
     for name in ("image/encoded", text, f"{text}.lengths"):
         with dsprep.open(path, OpenOptions(fields=(FieldSpec.parse(f"new={name}"),))) as source:
             assert list(map(raw, source[:]["new"])) == list(map(raw, batch[name]))
@@ -202,7 +202,7 @@ def test_several_byte_strings_are_read_with_their_lengths(
             assert dsprep.verify(a, b).same
     with open_dataset(tmp_path / "b.tfrecord", through="library") as source:
         assert_same_batch(source[:], batch, source.schema)
-        source.confirm()
+        source.check_types()
     if not codec:
         dsprep.provenance(path)
         with dsprep.open(path) as source:

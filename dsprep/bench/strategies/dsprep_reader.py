@@ -13,7 +13,7 @@ from dsprep.bench.task import Drawn, Task
 from dsprep.planning.published import parse_storage
 from dsprep.reader.cached import Cache
 from dsprep.reader.loader import Reader
-from dsprep.reader.pipeline import Settings
+from dsprep.reader.pipeline import PipelineSettings
 
 BLOCK = 4 << 20
 """Bytes that are copied to a cache at a time."""
@@ -31,7 +31,7 @@ class DelayedReader(Reader):
         self._task = task
         super().__init__(*arguments, **more)
 
-    def _set_up(self, comm: Any) -> Settings:
+    def _set_up(self, comm: Any) -> PipelineSettings:
         settings = super()._set_up(comm)
         return replace(settings, engine=DelayedEngine(settings.engine, self._task))
 

@@ -18,8 +18,8 @@ from dsprep.bench.task import Task
 from dsprep.reader.engines import make
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.order import Assignment, EpochSegment, Start
-from dsprep.reader.pipeline import Pipeline, Pools, Settings, Steps
-from dsprep.reader.unit_plan import Filler
+from dsprep.reader.pipeline import Pipeline, PipelineSettings, Pools, Steps
+from dsprep.reader.unit_plan import UnitPlanner
 from dsprep.reader.units import cut_units
 from dsprep.sidecar.sidecar import Sidecar
 
@@ -35,8 +35,8 @@ def open_group(task: Task, resources: ExitStack) -> Way:
     assignment = Assignment(
         edges, "group", task.seed, mixed, "ragged", task.world_size, task.batch_size
     )
-    filler = Filler(sidecar, sidecar.schema.names, min(task.batch_size, max(1, len(sidecar))))
-    settings = Settings(
+    planner = UnitPlanner(sidecar, sidecar.schema.names, min(task.batch_size, max(1, len(sidecar))))
+    settings = PipelineSettings(
         engine=DelayedEngine(make("buffered"), task),
         threads=1,
         buffers=1,
@@ -44,16 +44,16 @@ def open_group(task: Task, resources: ExitStack) -> Way:
         transfer=task.transfer_size,
         ahead=False,
     )
-    pools = Pools(filler, settings)
+    pools = Pools(planner, settings)
 
     def epoch(number: int) -> Iterator[Any]:
-        leg = assignment.leg(task.rank, Start(number, (), 0, 1))
+        segment = assignment.segment(task.rank, Start(number, (), 0, 1))
         ledger = Ledger()
 
-        def legs() -> Iterator[EpochSegment]:
-            return iter((leg,))
+        def segments() -> Iterator[EpochSegment]:
+            return iter((segment,))
 
-        running = Steps(Pipeline(filler, legs, settings, pools, ledger), legs, ledger)
+        running = Steps(Pipeline(planner, segments, settings, pools, ledger), segments, ledger)
         try:
             for _, _, batch in running.batches():
                 yield batch

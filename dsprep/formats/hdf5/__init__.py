@@ -80,7 +80,7 @@ class Hdf5(WritableFormat):
             create=partial(Hdf5Writer, file),
             stored={p.field.name: str(p) for p in file.plans},
             nbytes=nbytes,
-            scratch=payload if file.spooled else 0,
+            scratch_nbytes=payload if file.spooled else 0,
             unit=file.unit,
             padding=padding,
             group_nbytes=file.group_nbytes if file.grouped else 0,

@@ -277,7 +277,7 @@ class Grid:
                 stored += stored // 100 + OVERHEAD * array.chunks(rows)
                 scratch += rows * array.row_nbytes * (not array.whole_files)
             total += stored
-        return replace(plan, nbytes=total, scratch=scratch, files=files)
+        return replace(plan, nbytes=total, scratch_nbytes=scratch, files=files)
 
     def _with_groups(self, plan: FilePlan) -> FilePlan:
         """Return the plan with how groups will be stored."""

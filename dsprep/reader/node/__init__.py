@@ -64,11 +64,11 @@ def join(rank_info: RankInfo, readers: int, task: ReadTask) -> Client | Service 
     if readers >= size or (rank < readers and root + readers >= size):
         return None
     agreed = (  # by the Readers of a node, which find each other by it
-        digest(task.filler.sidecar.path.read_bytes()),
+        digest(task.planner.sidecar.path.read_bytes()),
         *(task.order.facts(), task.order.world_size, task.order.batch_size),
-        *(task.filler.names, task.filler.verify),
+        *(task.planner.names, task.planner.verify),
     )
     name = wire.address("node", job_key(), root, *agreed)
     if rank >= readers:
-        return Client(name, root, rank_info.rank, Schema(tuple(task.filler.fields)))
+        return Client(name, root, rank_info.rank, Schema(tuple(task.planner.fields)))
     return Service(task, name)

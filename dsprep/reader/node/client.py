@@ -23,13 +23,13 @@ from dsprep.core.schema import Array, Batch, Bytes, DType, Ragged, Schema
 from dsprep.errors import DsprepError, ReadError, UsageError
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.node import wire
-from dsprep.reader.order import EpochSegment, Start
-from dsprep.reader.pipeline import Pipeline, closed_within, forked
+from dsprep.reader.order import EpochSegment, Segments, Start
+from dsprep.reader.pipeline import Pipeline, closed_error, forked_error
 
 WAIT_SECONDS = 60.0
 """Seconds that a rank waits for its reading process to begin."""
 
-Local = Callable[[Callable[[], Iterator[EpochSegment]]], Pipeline]
+Local = Callable[[Segments], Pipeline]
 """Makes a pipeline of this process."""
 
 
@@ -51,9 +51,13 @@ class Client:
         self._is_served = False
 
     def begin(
-        self, start: Start, legs: Callable[[], Iterator[EpochSegment]], ledger: Ledger, local: Local
+        self,
+        start: Start,
+        segments: Segments,
+        ledger: Ledger,
+        local: Local,
     ) -> Remote | Pipeline:
-        """Begin a loop: what `start` and `legs` say, in two ways.
+        """Begin a loop: what `start` and `segments` say, in two ways.
 
         `local` makes the pipeline that continues if the other Reader is closed, and that reads all
         if it was closed before. Raises `ReadError` if nothing answers from the beginning.
@@ -63,10 +67,10 @@ class Client:
             sock = wire.new_socket()
             if self._is_welcome(sock, start, end):
                 self._is_served = True
-                return Remote(self, sock, legs, ledger, local)
+                return Remote(self, sock, segments, ledger, local)
             sock.close()
             if self._is_served:
-                return local(legs)
+                return local(segments)
             if time.monotonic() >= end:
                 raise ReadError(
                     f"local rank {self._root} of this node does not read for rank {self._rank}: "
@@ -110,12 +114,12 @@ class Remote:
         self,
         client: Client,
         sock: socket.socket,
-        legs: Callable[[], Iterator[EpochSegment]],
+        segments: Segments,
         ledger: Ledger,
         local: Local,
     ) -> None:
         self._client, self._sock, self._pid = client, sock, os.getpid()
-        self._legs, self._ledger, self._make_local = legs, ledger, local
+        self._segments, self._ledger, self._make_local = segments, ledger, local
         self._local: Pipeline | None = None
         self._requested = self._taken = 0
         self.closed = False
@@ -126,35 +130,35 @@ class Remote:
         self._lent: dict[int, tuple[int, weakref.ref[Bytes]]] = {}  # by the id of the reference
         self._left: dict[int, int] = {}  # references to each batch
 
-    def take(self, leg: EpochSegment, step: int, count: int) -> Batch:
+    def take(self, segment: EpochSegment, step: int, count: int) -> Batch:
         """Return the batch of the next step."""
         if self._local is None:
             message = self._next()
             if message is not None:
-                if (message.get("epoch"), message.get("step")) != (leg.number, step):
+                if (message.get("epoch"), message.get("step")) != (segment.number, step):
                     raise ReadError("the reader of this node delivers another step", -1)
                 self._taken += 1
                 return self._batch(message)
 
             def rest() -> Iterator[EpochSegment]:
-                for each in self._legs():
-                    if each.number >= leg.number:
-                        yield replace(each, first=step) if each.number == leg.number else each
+                for each in self._segments():
+                    if each.number >= segment.number:
+                        yield replace(each, first=step) if each.number == segment.number else each
 
             self._local = self._make_local(rest)
-        return self._local.take(leg, step, count)
+        return self._local.take(segment, step, count)
 
-    def end(self, leg: EpochSegment, last: bool) -> None:
+    def end(self, segment: EpochSegment, last: bool) -> None:
         """Note that an epoch is over; after the last one, wait for the last statistics."""
         if self._local is not None:
-            self._local.end(leg, last)
+            self._local.end(segment, last)
         elif last:
             self._next()
 
     def _next(self) -> dict[str, Any] | None:
         """Return the next answer; None: the other Reader was closed."""
         if self._pid != os.getpid():
-            raise forked()
+            raise forked_error()
         try:
             while not self.closed and self._requested < self._taken + 2:  # one ahead
                 self._requested += 1
@@ -163,7 +167,7 @@ class Remote:
             pass  # what was sent before is still to be received
         message = self._received()
         if self.closed:
-            raise closed_within()
+            raise closed_error()
         if message is None:
             raise self._client.lost()
         if "bye" in message:

@@ -165,12 +165,12 @@ class _Session:
         task, start = self._task, received[0]["start"]
         stages = tuple(ResumePoint(**each) for each in start["stages"])
         own = {"stages": stages, "mini_pass": start["mini_pass"] and Pass(**start["mini_pass"])}
-        legs = task.order.legs(int(received[0]["rank"]), Start(**{**start, **own}))
+        segments = task.order.segments(int(received[0]["rank"]), Start(**{**start, **own}))
         wire.send(self._sock, {"welcome": True})
         shared, ledger = wire.Shared(), Ledger()
         settings = replace(task.settings, allocate=shared.allocate)
-        pools = Pools(task.filler, settings, AHEAD)
-        steps = Steps(Pipeline(task.filler, legs, settings, pools, ledger), legs, ledger)
+        pools = Pools(task.planner, settings, AHEAD)
+        steps = Steps(Pipeline(task.planner, segments, settings, pools, ledger), segments, ledger)
         self._steps = steps
         try:
             self._answer(steps, ledger, shared)
@@ -182,7 +182,7 @@ class _Session:
         """Send batch after batch, that there is no other, or why one cannot be read."""
 
         def every() -> Iterator[tuple[EpochSegment, int, Batch]]:
-            while steps.leg is not None:
+            while steps.segment is not None:
                 yield from steps.batches()
 
         batches, extra = every(), Pool(1, AHEAD + 3, shared.allocate)
@@ -203,7 +203,7 @@ class _Session:
                 steps.close()  # waits for what is still to be counted
                 wire.send(self._sock, {"read": _read(ledger)})
                 return
-            leg, step, batch = next_batch
+            segment, step, batch = next_batch
             parts = [
                 (c.values, c.offsets) if isinstance(c, Ragged) else (c,) for c in batch.values()
             ]
@@ -212,7 +212,7 @@ class _Session:
             if any(memory >= 0 for memory, _ in offsets):
                 lent[number] = (arrays, lease)
             where = [(*offset, len(array)) for array, offset in zip(arrays, offsets, strict=True)]
-            message = {"batch": number, "epoch": leg.number, "step": step, "where": where}
+            message = {"batch": number, "epoch": segment.number, "step": step, "where": where}
             alive = shared.hand_over(self._sock)
             wire.send(self._sock, {**message, "alive": alive, "read": _read(ledger)})
             del next_batch, batch, parts, arrays, lease

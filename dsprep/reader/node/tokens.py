@@ -64,7 +64,7 @@ class Local:
 
 
 class Stagger:
-    """The tokens of a Reader, for all its threads; see `dsprep.reader.pipeline.Settings.token`.
+    """The tokens of a Reader, for all its threads: `PipelineSettings.token`.
 
     Threads that read at the same time share a token; at most `threads` parts are read with it
     before it is handed on.

@@ -157,7 +157,7 @@ def stage(
     span = range(first, first + at_least("epochs", epochs, 1))
     with open_data(settings.path, settings.data) as opened:
         assigned = assign(settings, opened, ranks)
-        pieces = Pieces(opened, assigned.stored, chosen_fields(settings, opened).names)
+        pieces = Pieces(opened, assigned.stored_edges, chosen_fields(settings, opened).names)
         chosen = range(nodes[0].start, nodes[-1].stop)
         wants = [PiecesNeeded(pieces, *need) for need in needs(pieces, assigned, chosen, span)]
         outcome = None

@@ -18,7 +18,7 @@ from dsprep.core.schema import Array, Ints
 from dsprep.core.units import show_nbytes
 from dsprep.errors import TargetError, UsageError
 from dsprep.reader.cached import Cache
-from dsprep.writing.staging import AGAIN
+from dsprep.writing.staging import RESUME_HINT
 
 PAUSE = 0.2
 """Seconds between two checks of what another process has copied."""
@@ -161,7 +161,7 @@ def _fill(copier: Copier, copy: Copy, want: PiecesNeeded) -> int:
             time.sleep(PAUSE)
     except BaseException as error:  # threads that copy end with the block that they are at
         stopping.set()
-        error.add_note(AGAIN)
+        error.add_note(RESUME_HINT)
         raise
     return there
 

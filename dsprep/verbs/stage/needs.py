@@ -59,7 +59,7 @@ def groups_needed(order: Assignment, ranks: range, epochs: range) -> Ints:
     Ranks read side by side: what comes sooner in the share of its rank comes sooner here. In a
     global shuffle all pieces are read all the time.
     """
-    count = len(order.stored) - 1
+    count = len(order.stored_edges) - 1
     if order.shuffle == "global":
         return np.flatnonzero(np.diff(order.edges))
     taken, distinct = np.zeros(count, bool), [np.zeros(0, np.int64)]

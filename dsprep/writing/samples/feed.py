@@ -15,7 +15,7 @@ from typing_extensions import override
 from dsprep.core.schema import Arena, Array, Batch, Schema, empty_batch, new_array
 from dsprep.errors import DsprepError, UsageError
 from dsprep.writing.job import Job, Progress, Report, RunOptions
-from dsprep.writing.run import make
+from dsprep.writing.run import run_jobs
 from dsprep.writing.samples.assemble import Assembler
 from dsprep.writing.samples.spool import GivenSource
 
@@ -47,7 +47,7 @@ class FedSource(GivenSource):
     def begin(self, job: Job, run: RunOptions, progress: Progress | None) -> None:
         """Make the output of these samples on another thread; `finish` lets it be published."""
         report = None if progress is None else lambda _, *done: progress(*done)
-        self._reports = self._pool.submit(make, [job], run, report, self._wait)
+        self._reports = self._pool.submit(run_jobs, [job], run, report, self._wait)
 
         def notify(_: object) -> None:
             with self._changed:

@@ -46,7 +46,7 @@ def paused(function: Callable[..., Any]) -> Callable[..., Any]:
 for module in (dsprep.writing.run, dsprep.writing.parallel):
     module.write_shard = paused(module.write_shard)
 if sys.argv[1:2] == ["provenance"]:
-    dsprep.writing.create_sidecar._fitted = paused(dsprep.writing.create_sidecar._fitted)
+    dsprep.writing.create_sidecar._fit_layout = paused(dsprep.writing.create_sidecar._fit_layout)
 
 if __name__ == "__main__":
     main()
