@@ -13,6 +13,7 @@ import pytest
 from adapter_contract import COUNT, PLAIN, made
 
 from dsprep.errors import UsageError
+from dsprep.sidecar.spec import sidecar_path
 
 FOLDER = Path(__file__).parents[1] / "examples" / "dlio"
 
@@ -53,8 +54,9 @@ def dlio(monkeypatch):
 def train(tmp_path_factory):
     """100 samples, whose labels are their numbers, in DLIO's folder of training data."""
     folder = tmp_path_factory.mktemp("data")
-    made(folder, PLAIN)[0].rename(folder / "train")
-    (folder / "out.h5.dsprep.json").rename(folder / "train.dsprep.json")
+    path = made(folder, PLAIN)[0]
+    path.rename(folder / "train")
+    sidecar_path(path).rename(sidecar_path(folder / "train"))
     return folder / "train"
 
 
