@@ -33,13 +33,13 @@ from dsprep.formats.hdf5.attributes import (
 )
 from dsprep.formats.hdf5.dimensions import NO_VARIABLE
 from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, Carrier
-from dsprep.formats.hdf5.guard import hdf5_errors
+from dsprep.formats.hdf5.guard import SIGNATURE, hdf5_errors
 from dsprep.formats.hdf5.locate import locate_grid
 from dsprep.formats.hdf5.plan import FieldPlan, Hdf5Plan
 from dsprep.formats.located import Unlocated
 from dsprep.layout.model import Grid
 from dsprep.storage.paths import open_file
-from dsprep.storage.ranges import truncate
+from dsprep.storage.ranges import pread_most, pwrite_all, truncate
 
 _ZSTD = 32015  # registered with the HDF Group; hdf5plugin provides it
 _ALIGN_FROM = 1 << 20
@@ -105,7 +105,7 @@ def _new_file(path: Path, metadata: int) -> Any:
     """Return an empty file.
 
     With `metadata` bytes set aside, data follow each other in the order of their allocation: no
-    chunk waits in a cache, and nothing is aligned.
+    space is used again, no chunk waits in a cache, and nothing is aligned.
     """
     import h5py
     from h5py import h5f, h5p
@@ -122,6 +122,8 @@ def _new_file(path: Path, metadata: int) -> Any:
     create = h5p.create(h5p.FILE_CREATE)
     create.set_link_creation_order(h5p.CRT_ORDER_TRACKED | h5p.CRT_ORDER_INDEXED)
     create.set_obj_track_times(False)
+    if metadata:
+        create.set_file_space_strategy(h5f.FSPACE_STRATEGY_AGGR, False, 1)
     return h5py.File(h5f.create(os.fsencode(path), h5f.ACC_TRUNC, create, access))
 
 
@@ -332,6 +334,7 @@ def _made(path: Path, file: Hdf5Plan) -> Iterator[Any]:
     _check_size(path, file.metadata + file.grouping.align + file.grouping.count * file.stride)
     with build(path, file, file.metadata) as made:
         yield made
+    _without_times(path)
 
 
 def _check_size(path: Path, nbytes: int) -> None:
@@ -407,3 +410,39 @@ def _unnamed(made: Any, nbytes: int, chunk: int = 0, *, filtered: bool = False) 
     byte = np.dtype(np.uint8)
     p = FieldPlan(Field("x", byte), Carrier(byte, byte), chunk, "gzip" if filtered else None, 1)
     return _dataset(made, None, (nbytes,), byte, chunk, p, early=False)
+
+
+# --- times ------------------------------------------------------------------------------------
+
+_TIMES, _PHASES = 0x20, 0x10
+_NONE = (1 << 64) - 1
+_LARGEST = 1 << 16
+
+
+def _without_times(path: Path) -> None:
+    """Set the times of the superblock extension to 0, if there is one that has times.
+
+    The library keeps times in every object header unless told not to, but takes no such setting for
+    the extension, which it makes where a file has a strategy for its space. Superblock versions 2
+    and 3 have its address at byte 20; an object header of version 2 is ``OHDR``, its version,
+    flags, with flag 0x20 four times of 4 bytes, with flag 0x10 four more bytes, then the size of
+    its messages in ``1 << (flags & 3)`` bytes, the messages, and the checksum of all that.
+    """
+    from numcodecs.jenkins import jenkins_lookup3
+
+    with path.open("r+b") as file:
+        fd = file.fileno()
+        head = pread_most(fd, 48, 0)
+        address = int.from_bytes(head[20:28], "little")
+        if head[:8] != SIGNATURE or head[8] not in (2, 3) or address == _NONE:
+            return
+        header = bytearray(pread_most(fd, _LARGEST, address))
+        if header[:5] != b"OHDR\x02" or not header[5] & _TIMES:
+            return
+        flags = header[5]
+        at = 6 + 16 + (4 if flags & _PHASES else 0)
+        width = 1 << (flags & 3)
+        end = at + width + int.from_bytes(header[at : at + width], "little")
+        header[6:22] = bytes(16)
+        header[end : end + 4] = jenkins_lookup3(bytes(header[:end]), 0).to_bytes(4, "little")
+        pwrite_all(fd, [header[: end + 4]], address)
