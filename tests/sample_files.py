@@ -6,13 +6,10 @@ from pathlib import Path
 
 import numpy as np
 from oracles import READ, SUFFIX
-from support import MemorySource, random_batch
+from support import random_batch, written
 
 import dsprep
 from dsprep.core.schema import Batch, Field, Schema
-from dsprep.verbs.convert import plan_job
-from dsprep.writing.job import RunOptions
-from dsprep.writing.run import run_job
 
 COUNT = 40
 SCHEMA = Schema(
@@ -37,12 +34,9 @@ FORMS = [
 def make(form: tuple[str, str, str], directory: Path) -> Path:
     """Write `BATCH` as one of `FORMS`, and return its path."""
     format, suffix, kind = form
-    origin = directory / "origin"
-    origin.touch()
-    source = MemorySource(SCHEMA, BATCH, origin)
     path = directory / f"{kind}{suffix}"
     first = path if kind == "plain" else directory / f"first{suffix}"
-    run_job(plan_job(source, first), RunOptions(workers=1))
+    written(first, SCHEMA, BATCH)
     if kind == "grouped":
         dsprep.repack(first, path, buffer_size=16, stripe_size=4096)
     elif kind == "compressed":

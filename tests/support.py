@@ -248,28 +248,6 @@ def ranks(count: int) -> list[dict[str, int]]:
     return [{"rank": rank, "world_size": count} for rank in range(count)]
 
 
-def damaged(path: Path, cuts: int = 12, flips: int = 24) -> Iterator[str]:
-    """Damage a file in one way after another, with its time stamps kept; it is whole at the end.
-
-    It is cut at so many lengths, from none on, then so many bits are inverted, one at a time.
-    """
-    whole, status = path.read_bytes(), path.stat()
-    lengths = np.linspace(0, len(whole) - 1, cuts).astype(int).tolist()
-    places = np.linspace(0, len(whole) - 1, flips).astype(int).tolist()
-    ways = [(f"cut to {n} bytes", whole[:n]) for n in lengths]
-    for bit, at in enumerate(places):
-        byte = bytes([whole[at] ^ 1 << bit % 8])
-        ways.append((f"bit {bit % 8} of byte {at}", whole[:at] + byte + whole[at + 1 :]))
-    try:
-        for way, data in ways:
-            path.write_bytes(data)
-            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-            yield way
-    finally:
-        path.write_bytes(whole)
-        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
 class MemorySource(Source):
     """Samples in memory, as a source."""
 

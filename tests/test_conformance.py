@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 from oracles import READ, SUFFIX
+from record_checks import pick
 from support import (
     DTYPES,
-    MemorySource,
     assert_same_batch,
+    dataset,
     random_batch,
     some_schemas,
     take,
     write_batch,
+    written,
 )
 
 import dsprep
 from dsprep import formats
 from dsprep.core.groups import plain
-from dsprep.core.schema import Field, Ragged, Schema
-from dsprep.formats.options import WriteOptions
+from dsprep.core.schema import Arena, Field, Schema
+from dsprep.formats.options import Compression, WriteOptions
+from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage.trees import tree_nbytes
-from dsprep.verbs.convert import ConvertOptions, plan_job
-from dsprep.writing.job import RunOptions
-from dsprep.writing.run import run_job
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -57,29 +56,6 @@ def everything() -> Schema:
     return Schema(tuple(fields), {"title": "naïve", "version": 3})
 
 
-SOME = Schema(
-    (
-        *some_schemas()["mixed"],
-        *(Field(f"x{i}", DTYPES[i], (3, 2)) for i in (1, 8, 11, 16, 18, 20, 22, 24)),
-        *(Field(f"r{i}", DTYPES[i], (None, 2)) for i in (0, 10, 21, 23)),
-    )
-)
-"""A field of every size and kind, where all of them would take long."""
-
-
-def write(format: str, directory: Path, schema: Schema, batch, **options) -> Path:
-    """Write samples from memory as a dataset of `format`."""
-    origin = directory / "origin"
-    origin.touch()
-    target = directory / f"first{SUFFIX[format]}"
-    source = MemorySource(schema, batch, origin)
-    run_job(
-        plan_job(source, target, ConvertOptions(write=WriteOptions(**options))),
-        RunOptions(workers=2),
-    )
-    return target
-
-
 @pytest.fixture(scope="module")
 def firsts(tmp_path_factory):
     """The dataset with everything in it, in each format."""
@@ -87,7 +63,9 @@ def firsts(tmp_path_factory):
     batch = random_batch(schema, 11, seed=5)
     made = {}
     for format in FORMATS:
-        made[format] = write(format, tmp_path_factory.mktemp(format), schema, batch)
+        made[format] = written(
+            tmp_path_factory.mktemp(format) / f"first{SUFFIX[format]}", schema, batch
+        )
     return schema, batch, made
 
 
@@ -107,19 +85,61 @@ def test_every_pair_keeps_every_bit(a, b, firsts, tmp_path):
         assert dsprep.verify(original, source).same
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_single_fields_of_every_kind(format, tmp_path):
-    for name, schema in some_schemas().items():  # others are in `everything`
-        directory = tmp_path / name.replace("<", "l").replace(">", "b").replace("|", "")
-        directory.mkdir()
-        count = 1 if name == "mixed" else 9
-        batch = random_batch(schema, count, seed=2)
-        path = write(format, directory, schema, batch)
-        assert_same_batch(READ[format](path, schema), batch, schema)
-        with dsprep.open(path) as source:
-            assert source.schema == schema
-            assert len(source) == count
-            assert_same_batch(source[2:7], take(batch, 2, 7), schema)
+def taken(batch, schema, indices):
+    return {f.name: pick(batch[f.name], f, np.asarray(indices, int)) for f in schema}
+
+
+SCHEMAS = some_schemas()  # others are in `everything`
+WAYS = {
+    **{format: {} for format in FORMATS},
+    "hdf5 gzip": {"chunk": 13, "compress": Compression("gzip")},
+    "hdf5 zstd": {"compress": Compression("zstd", 3)},
+    "zarr small": {"chunk": 2, "zarr_shard": 6},
+    "zarr files": {"chunk": 3, "zarr_shard": 0},
+    "zarr v2": {"zarr_format": 2, "chunk": 2},
+    "zarr zstd": {"chunk": 2, "zarr_shard": 4, "compress": Compression("zstd")},
+    "zarr gzip": {"compress": Compression("gzip", 1)},
+    "zarr blosc": {"zarr_shard": 0, "chunk": 3, "compress": Compression("blosc")},
+    "zarr v2 zstd": {"zarr_format": 2, "chunk": 3, "compress": Compression("zstd", 5)},
+    "zarr v2 blosc": {"zarr_format": 2, "compress": Compression("blosc")},
+}
+CASES = [
+    *((name, way, 37) for name in SCHEMAS for way in FORMATS),
+    *((name, way, 37) for name in ("mixed", "empty-axis", "ragged-<f4") for way in list(WAYS)[4:]),
+    *(("mixed", way, count) for way in (*FORMATS, "zarr v2") for count in (0, 1)),
+]
+
+
+@pytest.mark.parametrize(("name", "way", "count"), CASES)
+def test_every_schema_is_read_in_any_order(name, way, count, tmp_path):
+    """By the format's library, its source and the sidecar."""
+    schema, format = SCHEMAS[name], way.split()[0]
+    batch = random_batch(schema, count, seed=1)
+    path = dataset(tmp_path, format, schema, batch, **WAYS[way])[0]
+    assert_same_batch(READ[format](path, schema), batch, schema)
+    with dsprep.open(path, through="library") as source:
+        assert (source.schema, len(source)) == (schema, count)
+        for start, stop in ((0, count), (3, 29), (5, 5)):
+            if stop <= count:
+                assert_same_batch(source[start:stop], take(batch, start, stop), schema)
+    rng = np.random.default_rng(0)
+    with Sidecar.open(path) as opened:
+        assert (opened.schema, len(opened)) == (schema, count)
+        ways = [slice(None), slice(3, 29), slice(20, 4, -3), []]
+        ways += [5, [5], -1, [-1, 0, -count], rng.integers(0, count, 50)] if count > 5 else []
+        for chosen in (*ways, rng.permutation(count)):
+            wanted = [chosen] if isinstance(chosen, int) else chosen
+            indices = np.arange(count)[wanted if isinstance(wanted, slice) else list(wanted)]
+            all_or_none = len(indices) in (0, count)  # all as stored and in another order, or none
+            for verify in (None, "header", "full") if all_or_none else (None,):
+                found = opened.read(chosen, verify=verify, arena=Arena())
+                assert_same_batch(found, taken(batch, schema, indices), schema)
+        for field in schema if count > 11 else ():
+            alone, schema = opened.read([7, 3, 11], [field.name]), Schema((field,))
+            assert_same_batch(alone, taken(batch, schema, [7, 3, 11]), schema)
+        if way == "hdf5 gzip" and name == "mixed":
+            (extent,) = opened.extents([30], ["image"])
+            assert (extent.inside, extent.inside_nbytes) == (4 * 48, 48)
 
 
 BIG = Schema((Field("x", np.dtype("<u2"), (128, 128, 64, 12)), Field("y", np.dtype("<f4"), (4,))))
@@ -129,7 +149,7 @@ BIG = Schema((Field("x", np.dtype("<u2"), (128, 128, 64, 12)), Field("y", np.dty
 def test_samples_of_25_megabytes(format, tmp_path):
     x = np.arange(2 * 128**3 * 6, dtype="<u2").reshape(2, 128, 128, 64, 12)
     batch = {"x": x, "y": np.arange(8, dtype="<f4").reshape(2, 4)}
-    path = write(format, tmp_path, BIG, batch)
+    path = written(tmp_path / f"first{SUFFIX[format]}", BIG, batch)
     assert_same_batch(READ[format](path, BIG), batch, BIG)
     with dsprep.open(path) as source:
         assert np.array_equal(source[1]["x"], x[1])
@@ -147,33 +167,10 @@ def test_the_space_that_is_planned_is_what_is_taken(format, tmp_path):
     assert taken <= planned <= 1.1 * taken + (64 << 10)
 
 
-COMPRESSED = [("hdf5", "zstd:3"), ("zarr", "gzip"), ("zarr", "blosc")]
-"""Others are of `FormatContract`."""
-
-
-@pytest.fixture(scope="module")
-def some(tmp_path_factory):
-    """A dataset to start from."""
-    batch = random_batch(SOME, 11, seed=5)
-    return batch, write("lmdb", tmp_path_factory.mktemp("some"), SOME, batch)
-
-
-@pytest.mark.parametrize(("format", "codec"), COMPRESSED)
-def test_compression_keeps_every_bit(format, codec, some, tmp_path):
-    if codec.startswith("zstd") and format == "hdf5":
-        pytest.importorskip("hdf5plugin")
-    batch, origin = some
-    target = tmp_path / f"out{SUFFIX[format]}"
-    dsprep.convert(origin, target, compress=codec, workers=2)
-    assert_same_batch(READ[format](target, SOME), batch, SOME)
-    with dsprep.open(target) as source:
-        assert_same_batch(source[:], batch, SOME)
-
-
 def test_values_that_do_not_fit_a_cast_stop_the_conversion(tmp_path):
     schema = Schema((Field("x", np.dtype("<f4"), (2,)),))
     batch = {"x": np.array([[1, 2], [3, 1e30]], "f4")}
-    first = write("lmdb", tmp_path, schema, batch)
+    first = written(tmp_path / "first.lmdb", schema, batch)
     target = tmp_path / "cast.h5"
     with pytest.raises(dsprep.DsprepError, match="sample 1, field x"):
         dsprep.convert(first, target, cast={"x": "float16"})
@@ -182,20 +179,3 @@ def test_values_that_do_not_fit_a_cast_stop_the_conversion(tmp_path):
     with dsprep.open(target) as source:
         assert source[0]["x"].tolist() == [1, 2]
         assert source.schema["x"].dtype == np.float16
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_ragged_values_behave_for_users(format, tmp_path):
-    schema = Schema((Field("p", np.dtype("<f4"), (None, 3)), Field.opaque("s", "str")))
-    items = [np.full((n, 3), n, "f4") for n in (2, 0, 5)]
-    batch = {
-        "p": Ragged.pack(items, schema["p"]),
-        "s": Ragged.pack(["a", "", "日本"], schema["s"]),
-    }
-    path = write(format, tmp_path, schema, batch)
-    with dsprep.open(path) as source:
-        assert [s["p"].shape for s in source] == [(2, 3), (0, 3), (5, 3)]
-        assert [s["s"] for s in source] == ["a", "", "日本"]
-        assert source[-1]["p"].tolist() == items[2].tolist()
-        with pytest.raises(IndexError):
-            source[3]

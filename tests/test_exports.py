@@ -12,18 +12,17 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from support import describe, fails, random_batch, raw, schemas, take, write_batch
+from support import SUFFIX, dataset, describe, fails, random_batch, raw, schemas, take
 
 from dsprep.core.schema import Batch, Field, Schema
 from dsprep.errors import FormatError, TargetError, UsageError
-from dsprep.formats import load, recognise
-from dsprep.formats.options import Compression, WriteOptions
+from dsprep.formats import recognise
+from dsprep.formats.options import Compression
 from dsprep.sidecar.export import KINDS, export
 from dsprep.sidecar.export import kerchunk as kerchunk_module
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.verbs.provenance import provenance
 
-SUFFIXES = {"hdf5": ".h5", "lmdb": ".lmdb", "tfrecord": ".tfrecord", "zarr": ".zarr"}
 F4, U1, I8 = np.dtype("<f4"), np.dtype("u1"), np.dtype("<i8")
 PLAIN = Schema((Field("x", np.dtype(">f4"), (40, 40)), Field("d/y", np.dtype("<f8"), (3,))))
 
@@ -56,17 +55,10 @@ def references(path: Path) -> dict[str, Any]:
     return found["refs"]
 
 
-def write(
-    directory: Path,
-    format: str,
-    schema: Schema,
-    batch: Batch,
-    name: str = "data",
-    options: WriteOptions | None = None,
-) -> Path:
-    path = directory / (name + SUFFIXES[format])
-    write_batch(load(format), path, schema, batch, options)
-    return path
+def write(directory: Path, format: str, schema: Schema, batch: Batch | int, **options) -> Path:
+    return dataset(directory, format, schema, batch, sidecar=False, **{"name": "data", **options})[
+        0
+    ]
 
 
 def assert_same(found: Any, batch: Batch, names: Sequence[str]) -> None:
@@ -93,7 +85,7 @@ def every_field(ragged: bool) -> Schema:
 
 @pytest.mark.parametrize(
     ("format", "ragged"),
-    [*((format, True) for format in SUFFIXES), ("lmdb", False), ("tfrecord", False)],
+    [*((format, True) for format in SUFFIX), ("lmdb", False), ("tfrecord", False)],
 )
 def test_zarr_reads_every_field_or_a_note_says_why_not(format, ragged, tmp_path):
     schema = every_field(ragged)
@@ -160,7 +152,7 @@ def test_chunks_that_hdf5_did_not_store_are_filled(tmp_path):
 
 
 @pytest.mark.parametrize("sizes", [(6, 4, 3), (5, 0, 7)])
-@pytest.mark.parametrize("format", SUFFIXES)
+@pytest.mark.parametrize("format", SUFFIX)
 def test_chunks_are_counted_through_several_files(format, sizes, tmp_path):
     batch = random_batch(PLAIN, sum(sizes))
     directory = tmp_path / "train"
@@ -168,7 +160,7 @@ def test_chunks_are_counted_through_several_files(format, sizes, tmp_path):
     start, files = 0, []
     for k, n in enumerate(sizes):
         part = take(batch, start, start + n)
-        files.append((write(directory, format, PLAIN, part, f"part{k}"), n))
+        files.append((write(directory, format, PLAIN, part, name=f"part{k}"), n))
         start += n
     (path,) = export(described(directory, PLAIN, *files), "kerchunk")
     assert path == tmp_path / "train.kerchunk.json"
@@ -195,8 +187,8 @@ def test_zarr_reads_zarr(codec, version, shard, tmp_path):
     x = np.arange(30 * 8, dtype="<i2").reshape(30, 8)
     schema = Schema((Field("x", x.dtype, (8,)),))
     compress = Compression(codec) if codec else None
-    options = WriteOptions(compress=compress, chunk=7, zarr_format=version, zarr_shard=shard)
-    path = write(tmp_path, "zarr", schema, {"x": x}, options=options)
+    options = {"chunk": 7, "zarr_format": version, "zarr_shard": shard}
+    path = write(tmp_path, "zarr", schema, {"x": x}, compress=compress, **options)
     (path,) = export(described(path, schema, (path, 30)), "kerchunk")
     found = group(path)["x"]
     assert found.chunks == (7, 8)
@@ -283,7 +275,8 @@ def test_dali_finds_records(field, tmp_path):
     directory = tmp_path / "train"
     directory.mkdir()
     files = [
-        write(directory, "tfrecord", schema, random_batch(schema, n, n), f"{n}") for n in (4, 9)
+        write(directory, "tfrecord", schema, random_batch(schema, n, n), name=f"{n}")
+        for n in (4, 9)
     ]
     found = export(described(directory), "dali-idx")
     assert found == [f.with_name(f.name + ".idx") for f in files]

@@ -100,7 +100,7 @@ BUILDS = {
 @pytest.mark.parametrize("kind", BUILDS)
 def test_builds(tmp_path, kind, append):
     """Keys of any length, values of any, compact copies and named databases."""
-    commits = {"few": (None, 1, 2, 100), "large": (None, 3, 1)}.get(kind, (None, 100, 7))
+    commits = {"few": (None, 1, 100), "large": (None, 3)}.get(kind, (None, 100, 7))
     for n, size, more in BUILDS[kind]:
         for commit, compact in itertools.product(commits, (False, True)):
             if compact and kind in ("together", "large"):

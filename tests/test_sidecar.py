@@ -109,18 +109,6 @@ def test_found_beside_a_file_and_beside_its_directory(tmp_path):
     assert sidecar.changes(found, where) == []
 
 
-def test_changes_are_noticed(tmp_path):
-    one, two = make(tmp_path, "one", "two")
-    made = described([(one, 3), (two, 4)], tmp_path)
-    assert sidecar.changes(made, tmp_path) == []
-    one.write_bytes(b"123456")
-    two.unlink()
-    assert sidecar.changes(made, tmp_path) == [
-        "one: it has 6 bytes, expected 5",
-        "two: it is missing",
-    ]
-
-
 GOOD = Content("hdf5", SCHEMA, (FileEntry("a", 1, Identity(2)),)).to_json()
 
 

@@ -12,33 +12,20 @@ import h5py
 import hdf5plugin
 import numpy as np
 import pytest
-from hdf5_files import opened, options
+from hdf5_files import HDF5, opened, options
+from record_checks import located
 from support import (
     STRUCT,
-    assert_same_batch,
     random_array,
     raw,
 )
-
-import dsprep
-from dsprep.core.schema import Schema
 
 X = random_array(np.dtype("<f4"), (20, 6, 10))
 LIBVERS: list[Any] = ["earliest", ("v110", "v110"), "latest"]
 
 
-def compare(path, *fields, axis="first", follow=False):
-    """The layout of a file, and what its sidecar gives, which is what the source reads."""
-    with opened(path, *fields, axis=axis, follow=follow) as source:
-        layout, whole = source.extents(), source.read(0, len(source))
-    dsprep.provenance(path, options(*fields, axis=axis, follow=follow))
-    assert layout.count == len(next(iter(whole.values())))
-    assert sorted([*layout.columns, *layout.unlocated]) == sorted(whole)
-    with dsprep.Sidecar.open(path) as sidecar:
-        batch = sidecar.read(slice(0, layout.count), [*layout.columns])
-        located = Schema(tuple(sidecar.schema[name] for name in layout.columns))
-    assert_same_batch(batch, {name: whole[name] for name in batch}, located)
-    return layout, batch
+def compare(path, follow=False):
+    return located(HDF5, path, options(axis="first", follow=follow))
 
 
 def compare_whole(path):

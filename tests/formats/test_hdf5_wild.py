@@ -156,15 +156,7 @@ def test_groups_of_groups(tmp_path):
         assert len(source) == 12
 
 
-def test_a_dataset_per_sample(tmp_path):
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        for i in sorted(range(30), key=str):
-            file[f"utt{i}"] = np.full((3 + i % 7, 4), i, "f4")
-    with dsprep.open(tmp_path / "a.h5", options(axis="groups")) as source:
-        assert (len(source), source.schema.names) == (30, ("values",))
-        assert source.schema["values"].shape == (None, 4)
-        for i in range(30):
-            assert raw(source[i]["values"]) == raw(np.full((3 + i % 7, 4), i, "f4"))
+def test_arrays_of_as_many_rows_are_fields(tmp_path):
     with h5py.File(tmp_path / "b.h5", "w") as file:
         for i in range(12):
             file[f"feature{i}"] = np.zeros(2000)
@@ -175,27 +167,10 @@ def test_a_dataset_per_sample(tmp_path):
 # --- doubt ------------------------------------------------------------------------------------
 
 
-def images_alone(file):
-    for i in range(40):
-        file[f"image_{i}"] = np.zeros((3, 8, 8), "u1")
-
-
 def splits(file):
     for name in ("train", "val"):
         for i in range(12):
             file[f"{name}_{i}/x"] = np.zeros((2, 3))
-
-
-def image_and_label(file):
-    file["image"], file["label"] = np.zeros((3, 64, 64), "u1"), 7
-
-
-def images_and_mean(file):
-    file["images"], file["mean"] = np.zeros((500, 3, 8, 8), "u1"), np.zeros(3)
-
-
-def rows_and_note(file):
-    file["x"], file["note"] = np.zeros((1000, 64), "u1"), np.zeros(5, "u1")
 
 
 def image(file):
@@ -204,11 +179,7 @@ def image(file):
 
 
 DOUBTFUL = {
-    images_alone: "--sample-axis groups",
     splits: "--sample-axis groups",
-    image_and_label: "--sample-axis none",
-    images_and_mean: "--sample-axis first",
-    rows_and_note: "--sample-axis first",
     image: "",
 }
 

@@ -6,7 +6,6 @@ In groups, h5py reports each of them in one range.
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import resource
 from contextlib import ExitStack, closing, contextmanager
@@ -15,11 +14,11 @@ import h5py
 import numpy as np
 import pytest
 from hdf5_files import HDF5
-from record_checks import feed, group_bytes, with_rows, write_groups
-from support import assert_same_batch, create, fails, random_batch, schemas, take, write_batch
+from record_checks import feed, with_rows, write_groups
+from support import create, fails, random_batch, schemas, write_batch
 
 from dsprep.core.groups import Grouping, even, plain
-from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
+from dsprep.core.schema import Batch, Field, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 
@@ -42,18 +41,6 @@ def grouped(batch, per_group, align):
 def known_rows(batch):
     ragged = {n: len(c.values) for n, c in batch.items() if isinstance(c, Ragged)}
     return plain(len(next(iter(batch.values()))), ragged)
-
-
-def test_padding_is_zeroed_and_strided_columns_are_taken(tmp_path):
-    padded = np.dtype({"names": ["a", "b"], "formats": ["u1", "<f8"], "offsets": [0, 8]})
-    schema = Schema((Field("s", padded), Field("x", np.dtype("<i4"), (3,))))
-    for name, filler in (("a", 0x00), ("b", 0xFF)):
-        s = np.full(6 * 16, filler, "u1").view(padded)
-        s["a"], s["b"] = np.arange(6), np.arange(6) / 7
-        x = np.full((12, 6), filler, "<i4")
-        x[::2, ::2] = np.arange(18).reshape(6, 3)
-        write_batch(HDF5, tmp_path / name, schema, {"s": s, "x": x[::2, ::2]})
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 @pytest.mark.parametrize("options", [PLAIN, CHUNK], ids=["plain", "chunk"])
@@ -127,65 +114,8 @@ def test_a_disk_that_is_full_when_the_library_writes(ragged, nbytes, tmp_path):
 
 # --- in groups --------------------------------------------------------------------------------
 
-ZSTD = WriteOptions(compress=Compression("zstd"))
 F4, I8, U1 = np.dtype("<f4"), np.dtype("<i8"), np.dtype("u1")
 IMAGES = Schema((Field("label", I8), Field("image", U1, (9, 5))))
-
-
-def chunks_of(path):
-    """By dataset and group: the place and the size of the chunk, as h5py reports them."""
-    found: dict[str, dict[int, tuple[int, int]]] = {}
-
-    def visit(name, item):
-        if isinstance(item, h5py.Dataset) and item.chunks:
-            rows = item.chunks[0]
-            for i in range(item.id.get_num_chunks()):
-                info = item.id.get_chunk_info(i)
-                place = (info.byte_offset, info.size)
-                found.setdefault(name, {})[info.chunk_offset[0] // rows] = place
-
-    with h5py.File(path) as file:
-        file.visititems(visit)
-    return found
-
-
-def check(path, groups, grouping, align):
-    """Every group is one range: aligned, without gaps between its chunks, with the right CRC."""
-    assert len(group_bytes(path, groups)) == grouping.count
-    assert groups.first is None
-    begins = groups.blocks.offsets.span(0, grouping.count)
-    ends = begins + groups.blocks.lengths.span(0, grouping.count)
-    assert (begins[1:] >= ends[:-1]).all()
-    assert not (begins % align).any()
-    found = chunks_of(path)
-    for g, begin in enumerate(begins):
-        mine = sorted(places[g] for places in found.values())
-        assert mine[0][0] == begin
-        assert all(a + size == b for (a, size), (b, _) in itertools.pairwise(mine))
-        assert ends[g] <= sum(mine[-1])
-
-
-@pytest.mark.parametrize("options", [PLAIN, ZSTD], ids=["plain", "zstd"])
-@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
-def test_every_schema_survives_in_groups(tmp_path, schema, options):
-    batch = random_batch(schema, 8)
-    grouping = grouped(batch, 3, 512)
-    groups = write_groups(HDF5, tmp_path / "a", schema, batch, grouping, options)
-    path = tmp_path / "a"
-    check(path, groups, grouping, 512)
-    with HDF5.open(path, OpenOptions(), None) as source:
-        assert source.schema == schema
-        assert source.notes == ()
-        assert_same_batch(source.read(0, 8, Arena()), batch, schema)
-        for a, b in ((0, 3), (1, 7), (2, 4), (5, 6), (6, 8), (4, 4)):
-            assert_same_batch(source.read(a, b), take(batch, a, b), schema)
-        assert all(layout.access for layout in source.storage().values())
-        found = source.extents()
-        assert not found.unlocated
-        for name, column in found.columns.items():
-            values = batch[name]
-            if isinstance(values, Ragged):
-                assert column.count.span(0, 8).tolist() == values.lengths.tolist()
 
 
 def test_ragged_values_come_last_and_unused_space_is_not_read(tmp_path):

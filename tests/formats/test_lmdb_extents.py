@@ -7,8 +7,8 @@ import os
 import numpy as np
 import pytest
 from lmdb_builds import assert_same_records, contents, datum, put
-from record_checks import pick
-from support import assert_same_batch, describe, fails, random_batch, schemas, write_batch
+from record_checks import located
+from support import fails, random_batch, schemas, write_batch
 
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import ChangedError, FormatError
@@ -17,38 +17,13 @@ from dsprep.formats.lmdb.fields import Recipe
 from dsprep.formats.lmdb.overflow import Frame
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.laws import Affine
-from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage import scatter
 from dsprep.storage.base import Handle
-from dsprep.verbs.check import check
-from dsprep.verbs.provenance import provenance
 
 LMDB = Lmdb()
 ALL = dict(schemas())
 RNG = np.random.default_rng(11)
 DATUM = OpenOptions(values="datum")
-
-
-PLAIN = OpenOptions()
-
-
-def located(path, options=PLAIN, hint=None):
-    """The layout of a database, and the samples that its sidecar gives, proven, in any order."""
-    with LMDB.open(path, options, hint) as source:
-        layout, whole = source.extents(), source.read(0, len(source))
-    if hint is None:
-        provenance(path, options)
-    else:
-        describe(LMDB, hint, [path], path).save(durable=False)
-    with Sidecar.open(path) as sidecar:
-        inside = [f for f in sidecar.schema if f.name not in layout.unlocated]
-        batch = sidecar.read(slice(0, layout.count), [f.name for f in inside], verify="header")
-        for some in (RNG.permutation(layout.count), RNG.choice(layout.count, 5)):
-            found = sidecar.read(some, [f.name for f in inside], verify="header")
-            expected = {f.name: pick(whole[f.name], f, some) for f in inside}
-            assert_same_batch(found, expected, Schema(tuple(inside)))
-    assert not check(path, full=True)
-    return layout, batch
 
 
 @pytest.mark.parametrize("sizes", ["inline", "one page", "large", "mixed", "same"])
@@ -70,7 +45,7 @@ def test_every_record_of_a_foreign_database(tmp_path, sizes, how):
     assert_same_records(path)
     stored = [value for _, value in contents(path)]
     for by in ("key", "file"):
-        layout, batch = located(path, OpenOptions(order=by, keys_as="key"))
+        layout, batch = located(LMDB, path, OpenOptions(order=by, keys_as="key"))
         values = list(batch["value"])
         assert values == stored if by == "key" else sorted(values) == sorted(stored)
     assert isinstance(layout.records.blocks.lengths, Affine) == (sizes in ("one page", "same"))
@@ -84,7 +59,7 @@ def test_order_and_left_out(tmp_path, order, skip):
     path = put(tmp_path / "x", records, per_commit=9)
     put(path, [(b"a", b"b")], name=b"0named")  # one of the records of the main database
     options = OpenOptions(order=order, skip_keys=skip, keys_as="key")
-    layout, batch = located(path, options)
+    layout, batch = located(LMDB, path, options)
     with LMDB.open(path, options, None) as source:
         keys = [bytes(k) for k in source.read(0, len(source))["key"]]
     assert layout.count == 80 - len(skip)
@@ -97,13 +72,14 @@ def test_fields_renamed_and_typed(tmp_path):
     schema = ALL["mixed"]
     path = tmp_path / "x.lmdb"
     write_batch(LMDB, path, schema, random_batch(schema, 20, seed=1))
-    located(path, hint=schema)
+    located(LMDB, path, hint=schema)
     specs = tuple(map(FieldSpec.parse, ["pts=points", "y=label", "what=name"]))
     with LMDB.open(path, OpenOptions(fields=specs), schema) as source:
         recipe = source.extents().records.recipe
         assert recipe["fields"] == {"pts": "points", "y": "label", "what": "name"}
     path = put(tmp_path / "y", [(b"%02d" % i, RNG.bytes(36)) for i in range(30)])
-    located(path, OpenOptions(fields=tuple(map(FieldSpec.parse, ["y:>i4", "x:float32[2,4]"]))))
+    specs = tuple(map(FieldSpec.parse, ["y:>i4", "x:float32[2,4]"]))
+    located(LMDB, path, OpenOptions(fields=specs))
 
 
 @pytest.mark.parametrize("kind", ["cifar", "labels", "floats", "shapes"])
@@ -117,12 +93,12 @@ def test_datum(tmp_path, kind):
         data = None if kind == "floats" else RNG.bytes(size)
         values.append(datum(shape, data, label, floats))
     path = put(tmp_path / "x", [(b"%05d_x" % i, v) for i, v in enumerate(values)], per_commit=9)
-    layout, _ = located(path, DATUM)
+    layout, _ = located(LMDB, path, DATUM)
     assert layout.records.parts["data"].at is None
     assert layout.records.parts["label"].at is None
     if kind == "shapes":
         specs = tuple(map(FieldSpec.parse, ["pixels=data:uint8[None,5]", "label"]))
-        located(path, OpenOptions(values="datum", fields=specs))
+        located(LMDB, path, OpenOptions(values="datum", fields=specs))
         specs = (FieldSpec.parse("pixels=data:uint8[60]"),)
         options = OpenOptions(values="datum", fields=specs)
         with LMDB.open(path, options, None) as source, pytest.raises(FormatError, match="pixels"):

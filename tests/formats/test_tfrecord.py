@@ -150,17 +150,6 @@ def test_fields_are_discovered(tmp_path: Path) -> None:
         assert source[-1]["k"] == -8
 
 
-def test_features_in_any_order_and_missing_ones(tmp_path: Path) -> None:
-    a, b = (BYTES, b"abc"), (FLOAT, floats(1))
-    path = write_records(tmp_path / "f", build(a=a, b=b), build(b=b, a=a), build(a=a))
-    with opened(path) as source:
-        assert source.schema.names == ("a", "b")
-        assert "missing" in source.notes[0]
-        batch = read_all(source)
-        assert [batch["a"][i] for i in range(3)] == [b"abc"] * 3
-        assert batch["b"].lengths.tolist() == [1, 1, 0]
-
-
 @pytest.mark.parametrize(
     ("payload", "why"),
     [
@@ -254,26 +243,6 @@ def test_a_feature_that_one_record_has_is_not_lost(tmp_path: Path, widths: tuple
         assert len(source.read(0, 1001)["x"]) == 1001
     with opened(path, records="opaque") as source:
         assert len(source.read(777, 778)["record"].values) == len(payloads[777])
-
-
-def test_features_left_out_are_noted(tmp_path: Path) -> None:
-    path = write_records(tmp_path / "a", *[build(x=(BYTES, b"x"), y=(BYTES, b"y"))] * 3)
-    with opened(path, "x") as source:
-        assert source.notes == ("left out y: not among the fields asked for",)
-    with opened(path) as source:
-        assert source.notes == ()
-
-
-def test_a_feature_of_several_types_costs_itself(tmp_path: Path) -> None:
-    one = build(x=(FLOAT, floats(1)), z=(INT64, ints(2)))
-    other = build(x=(FLOAT, floats(3)), z=(BYTES, b"z"))
-    path = write_records(tmp_path / "a", one, other)
-    for named in ((), ("x", "z"), ("z",)):
-        with pytest.raises(FormatError, match=r"record 1.*feature z is of another type.*--field"):
-            opened(path, *named)
-    with opened(path, "new=x") as source:
-        assert read_all(source)["new"].tolist() == [1, 3]
-        assert source.notes == ("left out z: it is of several types",)
 
 
 def test_integers_out_of_range_are_refused(tmp_path: Path) -> None:

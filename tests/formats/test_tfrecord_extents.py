@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from record_checks import entry, message, pick, write_groups
+import record_checks
+from record_checks import entry, message, write_groups
 from record_checks import write_records as write
-from support import assert_same_batch, describe, fails, random_batch, schemas, write_batch
+from support import assert_same_batch, fails, random_batch, schemas, write_batch
 
 from dsprep.core.groups import Grouping, even
 from dsprep.core.schema import Field, FieldSpec, Schema
@@ -22,9 +23,6 @@ from dsprep.formats.tfrecord import example
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64
 from dsprep.formats.tfrecord.fields import example as recipe
 from dsprep.layout.model import FileLayout
-from dsprep.sidecar.sidecar import Sidecar
-from dsprep.verbs.check import check
-from dsprep.verbs.provenance import provenance
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -40,17 +38,8 @@ def opened(path: Path, *specs: str, hint: Schema | None = None, **options: Any) 
 
 
 def located(path: Path, *specs: str, hint: Schema | None = None, **options: Any) -> FileLayout:
-    """The layout of a file, whose sidecar gives what its source does, with proven records."""
-    if hint is None:
-        provenance(path, OpenOptions(fields=tuple(map(FieldSpec.parse, specs)), **options))
-    else:
-        describe(TFR, hint, [path], path).save(durable=False)
-    with opened(path, *specs, hint=hint, **options) as source, Sidecar.open(path) as sidecar:
-        layout, whole, n = source.extents(), source.read(0, len(source)), len(source)
-        for some in (np.arange(n), RNG.permutation(n), RNG.choice(n, 5)):
-            expected = {f.name: pick(whole[f.name], f, some) for f in sidecar.schema}
-            assert_same_batch(sidecar.read(some, verify="full"), expected, sidecar.schema)
-    assert not check(path, full=True)
+    fields = tuple(map(FieldSpec.parse, specs))
+    layout, _ = record_checks.located(TFR, path, OpenOptions(fields=fields, **options), hint)
     assert layout.records.frame == {"name": "tfrecord"}
     return layout
 

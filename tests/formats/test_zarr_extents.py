@@ -14,6 +14,7 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
+from record_checks import located
 from support import fails, random_array, random_batch, raw, write_batch
 from zarr.codecs import (
     BloscCodec,
@@ -27,7 +28,6 @@ from zarr.codecs import (
 from zarr_stores import (
     F4,
     ZARR,
-    check,
     complete,
     create,
     edit,
@@ -39,7 +39,7 @@ from zarr_stores import (
 from dsprep.core.schema import Arena, Field, Schema
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats import recognise
-from dsprep.formats.options import Compression, WriteOptions
+from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification"),
@@ -136,7 +136,7 @@ def test_arrays_of_zarr_python(tmp_path: Path, version: int, how: dict, zipped: 
     with opened(path) as source:
         assert source.schema.names == ("deep/down/x", "y")
         assert source.schema.attrs == {"title": "t"}
-        layout = check(path, source)
+        layout = located(ZARR, path)[0]
         arena = Arena()
         for start, stop in ((0, 23), (4, 5), (5, 17), (22, 23)):
             found = source.read(start, stop, arena)
@@ -167,7 +167,7 @@ def test_missing_chunks_are_fill_values(tmp_path: Path, version: int, zipped: bo
     expected = {name: np.asarray(array[...]) for name, array in root.arrays()}
     complete(root)
     with opened(path, axis="first") as source:
-        layout = check(path, source)
+        layout, _ = located(ZARR, path, OpenOptions(sample_axis="first"))
         for start, stop in ((0, 17), (3, 6), (16, 17)):
             for name, column in source.read(start, stop).items():
                 native = column.astype(expected[name].dtype)
@@ -194,7 +194,7 @@ def test_dtypes(tmp_path: Path, dtype: str | list, version: str) -> None:
                               zarr_format=int(version[0]), **how)  # fmt: skip
     array[:11] = values
     with opened(tmp_path / "a") as source:
-        assert not check(tmp_path / "a", source).unlocated
+        assert not located(ZARR, tmp_path / "a")[0].unlocated
         field = source.schema["data"]
         expected = np.asarray(array[:])
         assert raw(source[:]["data"].astype(expected.dtype)) == raw(expected)
@@ -206,24 +206,21 @@ def test_arrays_at_the_root_and_without_axes(tmp_path: Path, version: int) -> No
     path, how = tmp_path / "root", {"zarr_format": version, "compressors": None}
     keys = {"name": "v2", "separator": "/"}
     zarr.create_array(path, data=X, chunks=(5, 2, 3), chunk_key_encoding=keys, **how)
-    with opened(path) as source:
-        grid = check(path, source).columns["data"].grid
-        assert (grid.shape, grid.blocks.path, grid.fill) == ((23, 4, 6), "{0}/{1}/{2}", None)
+    grid = located(ZARR, path)[0].columns["data"].grid
+    assert (grid.shape, grid.blocks.path, grid.fill) == ((23, 4, 6), "{0}/{1}/{2}", None)
     zip_up(path, tmp_path / "root.zip", "in/here")
-    with opened(tmp_path / "root.zip") as source:
-        grid = check(tmp_path / "root.zip", source).columns["data"].grid
-        assert (grid.blocks.path, grid.files, grid.fill) == ("", None, None)
+    grid = located(ZARR, tmp_path / "root.zip")[0].columns["data"].grid
+    assert (grid.blocks.path, grid.files, grid.fill) == ("", None, None)
     root = zarr.create_group(tmp_path / "whole", zarr_format=version)
     create(root, "x", X, chunks=(5, 4, 3))
     create(root, "y", np.array(3.5), compressors="auto")
     create(root, "gone", np.zeros((), "<i2"))
     create(root, "none", np.zeros((0, 3)))
-    with opened(tmp_path / "whole", axis="none") as source:
-        layout = check(tmp_path / "whole", source)
-        assert (layout.count, layout.unlocated) == (1, {})
-        assert layout.columns["x"].lines == 23
-        assert layout.columns["y"].grid.shape == (1,)
-        assert layout.columns["none"].grid is None
+    layout = located(ZARR, tmp_path / "whole", OpenOptions(sample_axis="none"))[0]
+    assert (layout.count, layout.unlocated) == (1, {})
+    assert layout.columns["x"].lines == 23
+    assert layout.columns["y"].grid.shape == (1,)
+    assert layout.columns["none"].grid is None
 
 
 def inside(**how) -> dict:
@@ -265,8 +262,7 @@ def test_strings_and_compressed_members_are_not_located(tmp_path: Path) -> None:
     array[:] = np.array(["a", "", "ccc", "d", "e"], object)
     create(root, "x{0}", np.arange(5), chunks=(2,))
     create(root, "x", np.arange(5), chunks=(2,))
-    with opened(tmp_path / "a") as source:
-        layout = check(tmp_path / "a", source)
+    layout, _ = located(ZARR, tmp_path / "a")
     assert sorted(layout.unlocated) == ["s", "x{0}"]
     zip_up(tmp_path / "a", tmp_path / "a.zip", how=zipfile.ZIP_DEFLATED)
     with opened(tmp_path / "a.zip") as source:
