@@ -182,7 +182,7 @@ def test_hostile_sidecars_are_refused_or_harmless(format, tmp_path):
     good = where.read_text()
     rng = np.random.default_rng(12)
     refused = 0
-    for _ in range(150):
+    for _ in range(100):
         content = json.loads(good)
         for _ in range(int(rng.integers(1, 3))):
             mutations(content, rng)
@@ -195,7 +195,7 @@ def test_hostile_sidecars_are_refused_or_harmless(format, tmp_path):
                 opened.extents(slice(0, min(n, 5)))
         except (DsprepError, FileNotFoundError, IsADirectoryError, NotADirectoryError):
             refused += 1
-    assert refused > 50
+    assert refused > 30
 
 
 @pytest.mark.parametrize("format", FORMATS)

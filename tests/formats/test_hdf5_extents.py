@@ -21,7 +21,6 @@ from support import (
 )
 
 X = random_array(np.dtype("<f4"), (20, 6, 10))
-LIBVERS: list[Any] = ["earliest", ("v110", "v110"), "latest"]
 
 
 def compare(path, follow=False):

@@ -146,6 +146,8 @@ def _outside(layout: FileLayout, name: str, samples: Ints, root: Path) -> Wrong 
         numbers, offset, length = samples[extents.request], extents.offset, extents.length
         ranges = [(path, numbers[k], offset[k], length[k]) for path, k in extents.by_path()]
     for path, numbers, offset, length in ranges:
+        if fill and (offset == -1).all():  # chunks that are not stored need no file
+            continue
         nbytes = (root / path if path else root).stat().st_size
         bad = (length < needed) | (length > nbytes) | (offset > nbytes - length)
         bad |= (offset < 0) & ~((offset == -1) & fill)
