@@ -154,13 +154,3 @@ def test_other_kinds_of_file(tmp_path, good, change, says):
     assert LMDB.recognises(Candidate(path))
     with pytest.raises(FormatError, match=says):
         read_all(path)
-
-
-def test_what_is_not_lmdb_is_not_recognised(tmp_path):
-    (tmp_path / "empty").touch()
-    (tmp_path / "text").write_bytes(b"no database" * 99)
-    (tmp_path / "folder").mkdir()
-    for name in ("empty", "text", "folder", "absent"):
-        assert not LMDB.recognises(Candidate(tmp_path / name))
-    for name in ("empty", "text"):
-        fails(lambda: LMDB.open(tmp_path / name, OpenOptions(), None), FormatError, "64-bit")

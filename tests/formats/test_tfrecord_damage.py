@@ -16,7 +16,7 @@ from support import assert_same_batch, fails, random_batch, schemas, take, write
 import dsprep
 from dsprep.core.schema import Batch, Field, FieldSpec, Schema
 from dsprep.errors import DsprepError, FormatError
-from dsprep.formats import load, recognise
+from dsprep.formats import load
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.tfrecord import framing
 from dsprep.storage.paths import Candidate
@@ -104,25 +104,6 @@ def test_lengths_that_lie(tmp_path: Path, length: int, pack) -> None:
     for before in (0, 1, 100):
         path.write_bytes(pack(frame(b"x") * before + header(length) + b"y" * 50))
         fails(lambda: read(path), FormatError)
-
-
-def test_other_files(tmp_path: Path) -> None:
-    for name, data in {
-        "text.tfrecord": b"hello world, this is a text and not a record",
-        "zeros.tfrecord": bytes(1000),
-        "other.gz": gzip.compress(b"no records in here, only some text"),
-        "short.tfrecord": b"\x05",
-        "png": b"\x89PNG\r\n\x1a\n" + bytes(100),
-        "empty.bin": b"",
-    }.items():
-        path = tmp_path / name
-        path.write_bytes(data)
-        assert not TFR.recognises(Candidate(path))
-        if data:
-            fails(lambda: read(path), FormatError)
-        fails(lambda: recognise(path), FormatError)
-    assert not TFR.recognises(Candidate(tmp_path))
-    assert not TFR.recognises(Candidate(tmp_path / "missing.tfrecord"))
 
 
 def test_an_empty_file_is_an_empty_dataset(tmp_path: Path) -> None:

@@ -39,7 +39,6 @@ from dsprep.errors import (
 from dsprep.formats import recognise
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.zarr.array import StoredArray
-from dsprep.storage.paths import Candidate
 
 pytestmark = [
     # dtypes without a v3 specification: zarr-python reads them, and warns
@@ -304,15 +303,7 @@ def test_the_dtype_attribute_is_checked(tmp_path: Path) -> None:
         assert source.schema["x"] == Field("x", F4, (3,))
 
 
-def test_other_files_are_not_recognised(tmp_path: Path) -> None:
-    (tmp_path / "empty.zarr").mkdir()
-    (tmp_path / "text").write_text("PK\3\4 but no more")
-    (tmp_path / "nothing").write_bytes(b"")
-    with zipfile.ZipFile(tmp_path / "other.zip", "w") as target:
-        target.writestr("readme.txt", "hello")
-    for name in ("empty.zarr", "text", "nothing", "other.zip"):
-        assert not ZARR.recognises(Candidate(tmp_path / name))
-        fails(lambda: opened(tmp_path / name), FormatError)
+def test_groups_without_arrays_are_refused(tmp_path: Path) -> None:
     zarr.create_group(tmp_path / "group")
     fails(lambda: opened(tmp_path / "group"), FormatError, "no arrays")
 
