@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import h5py
@@ -173,7 +174,7 @@ def write_samples(path, count, parent="", name="sample{}"):
             group = file.create_group(f"{parent}/{name.format(i)}".lstrip("/"))
             group["image"] = rng.integers(0, 255, (8, 6, 3), np.uint8)
             group.create_dataset("packed", data=np.full((4, 5), i, "f4"), compression="gzip")
-            group["label"] = np.int64(i)
+            group["label"], group.attrs["odd"] = np.int64(i), i
             group["meta/points"] = rng.random((i % 5, 3)).astype(">f8")
             group["name"] = f"name {i}" * (i % 3)
         file["image"] = np.zeros(7)
@@ -190,7 +191,9 @@ def test_all_samples_in_natural_order(tmp_path, parent):
         assert len(source) == 25
         assert source.schema.names == ("image", "label", "meta/points", "name", "packed")
         assert source.schema["meta/points"].shape == (None, 3)
-        assert any("left out image: not in the samples' groups" in n for n in source.notes)
+        notes = "\n".join(source.notes)
+        assert "left out image: not in the samples' groups" in notes
+        assert re.search(r"attributes of .*sample0, .* and 21 more are not kept", notes), notes
         whole = source[:]
         for i in range(25):
             group = file[f"{parent}/sample{i}"]

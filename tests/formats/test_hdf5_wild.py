@@ -101,27 +101,6 @@ def test_members_that_numpy_has_in_a_larger_type_only(tmp_path):
 # --- samples in groups and datasets -----------------------------------------------------------
 
 
-def test_samples_in_groups(tmp_path):
-    """Their attributes are left out with a note."""
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        for i in range(12):
-            file[f"s{i}/x"] = np.full((2, 2), i)
-            file[f"s{i}/label"], file[f"s{i}"].attrs["odd"] = np.int16(i), i
-        file["meta/mean"] = np.zeros(2)
-    groups = OpenOptions(sample_axis="groups")
-    with dsprep.open(tmp_path / "a.h5", groups) as source:
-        assert source.schema.names == ("label", "x")
-        assert source[3:5]["label"].tolist() == [3, 4]
-        notes = "\n".join(source.notes)
-        assert "attributes of s0, s1, s10, s11 and 8 more are not kept" in notes
-        assert "meta/mean: not in the samples' groups" in notes
-    with dsprep.open(tmp_path / "a.h5", options("y=label", "x", axis="groups")) as source:
-        assert source.schema.names == ("y", "x")
-    dsprep.convert(tmp_path / "a.h5", tmp_path / "b.tfrecord", open_options=groups)
-    with dsprep.open(tmp_path / "a.h5", groups) as a, dsprep.open(tmp_path / "b.tfrecord") as b:
-        assert dsprep.verify(a, b).same
-
-
 def test_names_that_say_more_are_kept_if_asked(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for name in ("cat", "dog"):
