@@ -117,7 +117,7 @@ def _progress_of_all(plan: RepackPlan, show: bool) -> Iterator[Callable[[Job, in
 
 
 def _say_plan(plan: RepackPlan, options: RepackOptions, dry_run: bool) -> None:
-    """Print the plan, if it was requested, and the warnings."""
+    """Print the plan unless ``--quiet`` is given, and the warnings."""
     if dry_run or current_verbosity() > Verbosity.quiet:
         _print_plan(plan, options.ranks)
     more = (*_lacking(plan), *_notes(plan)) if dry_run else ()
@@ -128,12 +128,12 @@ def _say_plan(plan: RepackPlan, options: RepackOptions, dry_run: bool) -> None:
 
 
 def _notes(plan: RepackPlan) -> list[str]:
-    """Return what is left out or cannot be kept."""
+    """Return notes on samples left out and facts not kept."""
     return [*dict.fromkeys(s for p in plan.parts for s in (*p.source.notes, *p.losses))]
 
 
 def _idle(plan: RepackPlan, options: RepackOptions) -> list[str]:
-    """Return which options have no effect."""
+    """Return notes on options without effect."""
     given = ["--shuffle"] * (options.shuffle is not None)
     given += ["--duplicate"] * (options.duplicate > 1)
     if options.split is None or not given or "train" in [p.split for p in plan.parts]:
@@ -142,7 +142,7 @@ def _idle(plan: RepackPlan, options: RepackOptions) -> list[str]:
 
 
 def _lacking(plan: RepackPlan) -> list[str]:
-    """Return whether there is too little space for all outputs."""
+    """Return the note that there is too little space for all outputs, if so."""
     from dsprep.errors import TargetError
     from dsprep.writing.job import check_space
 
@@ -197,7 +197,7 @@ def _samples(count: int) -> str:
 
 
 def _alignment(stripe: Stripe | None, job: Job) -> str:
-    """Return what groups are aligned to, or why they are not."""
+    """Return the alignment of groups, or the reason why there is none."""
     from dsprep.core.units import show_binary_nbytes
 
     if stripe is None and job.options.compress is not None:

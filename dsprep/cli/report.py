@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from dsprep.writing.job import Job, Report
 
 SECONDS = 30.0
-"""Between two lines of progress where stderr is not a terminal."""
+"""Seconds between two lines of progress where stderr is not a terminal."""
 
 
 class Verbosity(IntEnum):
-    """The amount that a command says: results, notes and errors always."""
+    """The amount of output of a command; results, notes and errors are always printed."""
 
     quiet = -1
     usual = 0
@@ -41,13 +41,13 @@ _verbosity: ContextVar[Verbosity] = ContextVar("verbosity", default=Verbosity.us
 
 
 def current_verbosity() -> Verbosity:
-    """Return how much the command that runs is to say."""
+    """Return the verbosity of the running command."""
     return _verbosity.get()
 
 
 @contextmanager
 def verbosity(level: Verbosity) -> Iterator[None]:
-    """Set how much the command says that runs inside, and show its time if that is requested."""
+    """Set the verbosity of a command, and print its time with ``--verbose``."""
     before = _verbosity.set(level)
     try:
         with step("in all"):
@@ -87,13 +87,13 @@ def note(message: str) -> None:
 
 
 def remark(message: str) -> None:
-    """Print what is worth knowing, unless the command is to be quiet."""
+    """Print a note unless ``--quiet`` is given."""
     if current_verbosity() > Verbosity.quiet:
         note(message)
 
 
 def detail(message: str) -> None:
-    """Print what only ``--verbose`` asks for."""
+    """Print a line with ``--verbose`` only."""
     if current_verbosity() >= Verbosity.verbose:
         _remark(f"dsprep: {message}")
 
@@ -105,7 +105,7 @@ def _remark(line: str) -> None:
 
 @contextmanager
 def step(name: str) -> Iterator[None]:
-    """Print how long a step took, if that is requested."""
+    """Print the duration of a step, with ``--verbose``."""
     began = time.monotonic()
     try:
         yield
@@ -114,7 +114,7 @@ def step(name: str) -> Iterator[None]:
 
 
 def report_rows(report: Report, name: str = "") -> list[tuple[str, str]]:
-    """Return what was written, for a person; `name`: of the split."""
+    """Return the report of an output for a person; `name` is the name of its split."""
     from dsprep.core.units import show_nbytes
 
     more = report.bytes_out - report.payload
@@ -137,7 +137,7 @@ def report_rows(report: Report, name: str = "") -> list[tuple[str, str]]:
 
 
 def scratch_rows(jobs: Sequence[Job]) -> list[tuple[str, str]]:
-    """Return the row that states what an output in a store takes on this machine meanwhile."""
+    """Return the row on local working files of an output in a store."""
     from dsprep.core.units import show_nbytes
     from dsprep.storage.atomic import scratch_directory
     from dsprep.storage.paths import StorePath
@@ -161,7 +161,7 @@ def print_json(content: Any) -> None:
 
 
 def _asked() -> dict[str, int] | None:
-    """Return what this process asked of object stores, None if nothing."""
+    """Return the requests of this process to object stores, None if there were none."""
     module = sys.modules.get("dsprep.storage.objects.requests")
     counters = {} if module is None else dict(vars(module.counters))
     return counters if any(counters.values()) else None
@@ -220,7 +220,7 @@ def _wrapped(line: str, indent: int, *, err: bool = False) -> list[str]:
 
 
 def print_done(rows: list[tuple[str, str]]) -> None:
-    """Print what was done, unless the command is to be quiet."""
+    """Print rows of a report unless ``--quiet`` is given."""
     if current_verbosity() > Verbosity.quiet:
         print_rows(rows)
 
@@ -229,7 +229,7 @@ def print_done(rows: list[tuple[str, str]]) -> None:
 def progress_bar(
     label: str, samples: int, payload: int, show: bool, unit: str = "samples"
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show how far a command is, with the time left, on stderr.
+    """Show the progress of a command, with the time left, on stderr.
 
     Yields the function to call with (samples or what `unit` says, payload bytes) done so far.
     """

@@ -1,6 +1,6 @@
-"""Arguments that functions of the library take by name, and that are options of the command line.
+"""Keyword arguments of library functions, which are also options of the command line.
 
-What is said of one here is what a page of help says of it.
+Their descriptions here are the help texts of the options.
 """
 
 from __future__ import annotations

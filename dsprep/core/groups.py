@@ -60,7 +60,7 @@ class Grouping:
 
 
 def plain(samples: int, rows: Mapping[str, int] | None = None) -> Grouping:
-    """Return what stands for samples without groups; `rows`: of all, by ragged field, if known."""
+    """Return the grouping of ungrouped samples; `rows`: total by ragged field, if known."""
     each = {name: np.array([number], np.int64) for name, number in (rows or {}).items()}
     return Grouping(np.array([0, samples], np.int64), 1, each, plain=True)
 

@@ -157,7 +157,7 @@ def _is_interrupted(error: BaseException) -> bool:
 
 
 def workers_of(executor: Executor) -> int:
-    """Return how many workers an executor says that it has; 0 if it does not."""
+    """Return the number of workers that an executor states; 0 if it states none."""
     for name in ("num_workers", "_max_workers"):  # of MPI and of Dask here; of processes
         count = getattr(executor, name, None)
         if isinstance(count, int):

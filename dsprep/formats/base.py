@@ -50,19 +50,19 @@ class Source(ABC):
     version
         The format and its version, for a person: ``"HDF5, superblock 2"``.
     notes
-        What was assumed or left out when the dataset was opened, one clause each.
+        Assumptions and omissions when the dataset was opened, one clause each.
     named
         The paths and patterns by which it was named; empty if it was opened otherwise.
     opening
-        How another process opens it; None if it was made in this one.
+        A function with which another process opens it; None if it was made in this one.
     format, options
         The name of its format, empty as `opening` is None, and how it is read.
     file_identities
         Identities of its files before they were opened; empty: not recorded.
     dropped
-        Samples of the files that are left out, as the options ask for.
+        Number of samples that the options leave out.
     unopened
-        Files of the dataset for which those that were opened stand: it was only to be inspected.
+        Number of files that were not opened, as only a part was inspected.
     others
         The arrays of the file, or the first one, that belong to all samples.
     random_access
@@ -126,7 +126,7 @@ class Source(ABC):
 
     @abstractmethod
     def storage(self) -> dict[str, FieldStorage]:
-        """Return how each field is stored, by field name."""
+        """Return the storage of each field, by field name."""
 
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
         """Return the layout that is found in the file, field by field: the extents of every sample.
@@ -163,12 +163,12 @@ class Source(ABC):
         return self.path, sample
 
     def count_files(self) -> tuple[int, int]:
-        """Return how many files these consist of, and their bytes."""
+        """Return the number of files of the dataset, and their bytes."""
         sizes = [nbytes for path in self.files() for _, nbytes in sized_files(path)]
         return len(sizes), sum(sizes)
 
     def identities(self) -> Identities:
-        """Return what its files were when it was opened, or else are now, in their order.
+        """Return the identities of its files when it was opened, or else now, in their order.
 
         Empty for a source that was made in this process.
         """
@@ -177,11 +177,11 @@ class Source(ABC):
         return self.file_identities
 
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
-        """Return how another process opens what samples ``start <= i < stop`` need.
+        """Return a function with which another process opens samples ``start <= i < stop``.
 
         Returns
         -------
-        How, and the number that the first sample there has here.
+        The function, and the number that its sample 0 has in this source.
 
         Parameters
         ----------
@@ -374,7 +374,7 @@ class Writer(ABC):
         """
 
     def groups(self) -> Groups | None:
-        """Return where the groups are stored, None if there are none; called after `finish`.
+        """Return the ranges of the groups, None if there are none; called after `finish`.
 
         The blocks are the ranges that one read fetches: from the group's first byte to its last,
         with what lies between its fields and without the padding behind. Their CRC-32Cs are over
@@ -383,7 +383,7 @@ class Writer(ABC):
         return None
 
     def layout(self) -> FileLayout | None:
-        """Return where the samples are, as `Source.extents` would find it; called after `finish`.
+        """Return the layout that `Source.extents` would find; called after `finish`.
 
         There is at least one sample. None if only looking through the output gives it, since an
         earlier run has written some of it; or if its samples have no offsets.
@@ -404,7 +404,7 @@ class Writer(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class FilePlan:
-    """An output file that has been decided; nothing has been written.
+    """The plan of an output file; nothing has been written.
 
     Attributes
     ----------
@@ -413,7 +413,7 @@ class FilePlan:
         None, or what `Writer.checkpoint` returned in an interrupted run that has left `path`: all
         up to that checkpoint is there, anything after it is to be overwritten.
     stored
-        How each field is stored, by name.
+        Storage of each field, by name.
     nbytes
         Bytes on disk, those of holes too: exact for uncompressed output of fixed fields up to
         metadata, an upper bound otherwise.
@@ -422,9 +422,9 @@ class FilePlan:
     unit
         `Writer.unit`: samples that stay together.
     files
-        How many files and directories it consists of.
+        Number of files and directories.
     padding
-        Bytes of it between groups and fields, which hold nothing.
+        Padding bytes between groups and fields.
     group_nbytes
         Bytes of the largest group, as one read fetches it.
     aligned
@@ -451,13 +451,13 @@ class Format(ABC):
     Attributes
     ----------
     name
-        What users call it, in small letters.
+        Its name in lower case, as users type it.
     suffixes
         File name endings, the preferred one first.
     open_options
         The names in `OpenOptions` that this format knows.
     key
-        The field of what its samples are called, where that is one unasked.
+        The field that holds the names of samples, where it is always there.
     infers
         Whether the fields are inferred from the values, so that they may differ between files:
         see `merge`.
@@ -490,7 +490,7 @@ class Format(ABC):
         """
 
     def facts(self, path: Path) -> Mapping[str, Any]:
-        """Return what `path` states about itself and changes when it is changed, by a few reads.
+        """Return facts about `path` that change with its contents, by a few reads.
 
         It is JSON. Size and time stamp are known already. Imports no heavy library.
 
@@ -548,7 +548,7 @@ class WritableFormat(Format):
 
     @abstractmethod
     def check(self, schema: Schema, options: WriteOptions) -> tuple[str, ...]:
-        """Return what the file itself cannot keep of the schema, one clause each, without I/O.
+        """Return losses: facts of the schema that a file cannot keep, one clause each, without I/O.
 
         Raises
         ------
@@ -581,7 +581,7 @@ class WritableFormat(Format):
         payload
             Bytes of all values.
         name
-            Of the file, for formats in which its suffix says how it is stored.
+            Name of the file, for formats whose suffix decides the storage.
 
         Raises
         ------

@@ -198,7 +198,7 @@ class ReaderLoops(Generic[B]):
         self.reader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loop is, after the last batch that was delivered; see `Reader`."""
+        """Return the state after the last batch that was delivered, as JSON."""
         return self.reader.state_dict() if self._ahead is None else self._ahead.state()
 
     def load_state_dict(self, state: Mapping[str, Any], *, other_data: bool = False) -> None:

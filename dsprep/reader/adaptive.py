@@ -65,7 +65,7 @@ class Adaptive:
         return bool(enough)
 
     def _agreed(self, own_report: Any) -> Any:
-        """Return what rank 0 says."""
+        """Return the decision of rank 0."""
         if self._rank_info.world_size == 1:
             return own_report
         if self._comm is not None:
@@ -83,7 +83,7 @@ class Adaptive:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return what `load` takes, as JSON."""
+        """Return the state for `load`, as JSON."""
         return {"repeats": list(self.decided), "reports": self.reports}
 
     def load(self, state: Mapping[str, Any]) -> None:

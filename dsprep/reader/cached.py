@@ -100,7 +100,7 @@ class Cache:
         return Path(self.path)
 
     def throttle(self) -> Throttle:
-        """Return what lets bytes through that are copied."""
+        """Return the throttle of bytes that are copied."""
         rate = f"{self.bandwidth}B/s" if isinstance(self.bandwidth, int) else self.bandwidth
         return Throttle(parse_rate(rate) if rate else None)
 
@@ -267,7 +267,7 @@ class ReaderCache:
     # --- what is read ------------------------------------------------------------------------
 
     def begin(self, segment: EpochSegment) -> Reading:
-        """Return what a rank reads in a pass; copies that are not there begin to be filled."""
+        """Return the reads of a rank in a pass; begin to fill missing copies."""
         with self._lock:
             self._number, staged = segment.number, list[Staged | None]()
             try:
@@ -328,7 +328,7 @@ class ReaderCache:
         }
 
     def _parts(self, segment: EpochSegment) -> list[tuple[Facts, Sequence]]:
-        """Return what should have copies: this pass, and the next mini-epoch."""
+        """Return the passes that should have copies: this one, and the next mini-epoch."""
         order = self._order
         if self._options.policy == "epoch" or order.mini is None or segment.mini_pass is None:
             return [(Facts.of(self._pieces), segment.epoch.sequence)]

@@ -36,7 +36,7 @@ def check_steps(order: Assignment) -> None:
 
 
 def find_sums(opened: Sidecar, schema: Schema) -> dict[str, str | None]:
-    """Return what each field is compared with; `UsageError` if there is nothing."""
+    """Return the checksums of each field, by name; raise `UsageError` if there are none."""
     numbers = [i for i, entry in enumerate(opened.content.files) if entry.samples]
     described = opened.proofs.describe(numbers, schema.names)
     lacking = opened.proofs.lacking(described, opened.dataset)

@@ -33,7 +33,7 @@ class Each:
         return {n: column_of(batch, n) for n in (fixed if self.keep is None else self.keep)}
 
     def empty(self, batch: Batch) -> Batch:
-        """Return what becomes of no samples."""
+        """Return the result for an empty batch."""
         return {**self.kept(batch), **{n: np.empty((0, *s), d) for n, (d, s) in self.out.items()}}
 
 
@@ -109,7 +109,7 @@ class Collate:
     apart: Callable[[Any], Sequence[Any]] = list
 
     def __call__(self, batch: Batch, **more: Any) -> Any:
-        """Return what the function returns."""
+        """Call the function, and return its result."""
         rows = zip(*map(self.apart, batch.values()), strict=True)
         return self.__wrapped__([dict(zip(batch, row, strict=True)) for row in rows], **more)
 

@@ -1,7 +1,7 @@
-"""A unit on its way into memory: where its values go, and what is done once they are there.
+"""A unit on its way into memory: the targets of its values, and the last steps after reading.
 
-Fixed fields go to the blocks of the batches that they belong to, to the slots where they are
-delivered. Ragged values are contiguous in a block of their own, in the order of delivery.
+Fixed fields go to the blocks of their batches, into the slots at which they are delivered.
+Ragged values are contiguous in a block of their own, in the order of delivery.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BLOCK_NBYTES = 64 << 10
 """Bytes of a block at least, so that tiny batches do not take a page each."""
 
 Take: TypeAlias = Callable[[str, int], Bytes]
-"""Gives memory for ragged values, or for values as they are stored: their field, bytes."""
+"""Allocates memory for values of a field: called with its name and a number of bytes."""
 
 _ALIGN = 64
 
@@ -62,8 +62,8 @@ class ReadPart:
 class Fill:
     """A unit on its way into memory."""
 
-    samples: Ints  # in the order of the files, int64
-    slots: Ints  # where each is delivered among those of the unit
+    samples: Ints  # numbers in the order of the files: int64, shape (n,)
+    slots: Ints  # position of each within the unit as delivered: int64, shape (n,)
     slices: Sequence[Slice]  # the blocks that they go to, in the order of delivery
     cached_copy: Staged | None = None  # the copy from which they are read; None: the dataset itself
     parts: list[ReadPart] = field(default_factory=list)  # what has to be read
@@ -73,7 +73,7 @@ class Fill:
     """Not empty once all is there, or `error` is. Not an event: an interrupt within its `wait`,
     which is written in Python, may become a RuntimeError."""
     error: BaseException | None = None
-    missing: int = 0  # parts
+    missing: int = 0  # parts that are not read yet
     spoiled: bool = False  # something of the copy was wrong: all is read again without it
     staged: dict[str, Bytes] = field(default_factory=dict)  # values of fields as they are stored
     decoded: dict[str, list[tuple[Ints, Ragged]]] = field(default_factory=dict)  # of some samples
@@ -128,7 +128,7 @@ class Delivery:
         ]
 
     def addresses(self, fill: Fill, f: Field) -> Ints:
-        """Return where each value of a field goes, in the order of the files: int64."""
+        """Return the target address of each value of a field, in the order of the files: int64."""
         nbytes, area = f.row_nbytes, self.areas[f.name]
         first = [s.block.address + (s.begin - s.low) * nbytes for s in fill.slices]
         counts, n = [s.high - s.low for s in fill.slices], len(fill.samples)

@@ -57,12 +57,12 @@ class Reader(ReaderOptions):
     batch_size
         Samples per step of this rank, n.
     buffer_size
-        What is read at a time: samples (an int, or text such as ``"4096"``) or bytes
+        Size of a read: samples (an int, or text such as ``"4096"``) or bytes
         (``"64MiB"``). For a dataset with groups it is rounded down to whole groups, at least
         one; the default (also ``"auto"``) is one group. Without groups: 64 MiB in at most 512
         files.
     seed
-        What the order of the samples is drawn from, with the epoch.
+        Seed of the order of the samples, with the epoch.
     rank, world_size
         This process and how many there are; by default as `dsprep.reader.ranks.detect` finds.
     epochs
@@ -70,13 +70,13 @@ class Reader(ReaderOptions):
         beginning of the next epoch is read while a ``for`` ends and until the next one begins;
         after the last one, and with the default, reading ends with the ``for``.
     on_break
-        What comes after a ``for`` that was left early: ``"continue"``: the rest of its epoch;
+        The next ``for`` after one that was left early: ``"continue"``: the rest of its epoch;
         ``"restart"``: the next epoch.
     shuffle
         ``"group"`` or True: the groups, and the samples within what is read at a time.
         ``"global"``: all samples, each read by itself. ``"none"`` or False: the order of the files.
     remainder
-        What happens to samples that do not fill a batch on every rank. ``"drop"``: they are left
+        Treatment of samples that do not fill a batch on every rank. ``"drop"``: they are left
         out; ``"pad"``: the last batches are filled by repeating samples; ``"ragged"``: the last
         batches are shorter, and every sample comes exactly once. The number of steps is the same on
         every rank always.
@@ -109,7 +109,7 @@ class Reader(ReaderOptions):
     transfer_size
         Bytes of one read call at most; None: all of a group by one.
     engine
-        How bytes are read: ``"buffered"`` (through the page cache) or ``"direct"`` (O_DIRECT),
+        The way to read bytes: ``"buffered"`` (through the page cache) or ``"direct"`` (O_DIRECT),
         which some file systems refuse.
     verify
         Compare what is read with its checksums, whichever there are: of the groups that
@@ -136,7 +136,7 @@ class Reader(ReaderOptions):
         An mpi4py communicator whose processes stagger; they all make their Readers in the same
         order then, and close them.
     subset
-        Which samples are used, as if the dataset had no others: a condition such as
+        The samples to use, as if the dataset had no others: a condition such as
         ``"label in (3, 5)"``, numbers of samples, one bool for each, a ``.npy`` file with either,
         a part of a split (``"train of train=0.9,val=0.1"``, ``"... by patient"``: samples with the
         same value stay together), or all of these in a `dsprep.Subset`. Groups without any are not
@@ -317,7 +317,7 @@ class Reader(ReaderOptions):
         return int(self._order.edges[-1])
 
     def _start(self) -> Start:
-        """Return where the next loop begins."""
+        """Return the first step of the next loop."""
         here = Start(self.epoch, self._stages, self._steps, None)
         if self._adaptive is not None:
             return replace(here, epochs=1, mini_pass=self._mini_pass(self.epoch))
@@ -349,7 +349,7 @@ class Reader(ReaderOptions):
     def take_share(self, share: float) -> None:
         """Read with a share of the threads and buffers from the next loop.
 
-        What was given as `io_threads` or `buffers` holds. It takes two buffers at least.
+        Explicit `io_threads` and `buffers` are kept. It takes two buffers at least.
         """
         self._share = share
 
@@ -467,7 +467,7 @@ class Reader(ReaderOptions):
     # --- resuming ----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the reader is, to the batch: a few hundred bytes of JSON.
+        """Return the state of the reader, exact to the batch: a few hundred bytes of JSON.
 
         Every rank has the same state after as many steps. It can be loaded with another world
         size or batch size: what is left of the epoch is then assigned to the ranks there are.
@@ -493,7 +493,7 @@ class Reader(ReaderOptions):
         Parameters
         ----------
         state
-            What it returned, also as read from JSON.
+            The result of `state_dict`, also as read from JSON.
         other_data
             Whether the data may be other ones, with as many samples in as many groups, such as the
             same ones written again.

@@ -117,7 +117,7 @@ class MiniEpochs:
             int64, shape ``(groups + 1,)``: where groups begin, and the number of samples. There
             are at least as many groups with samples as parts.
         seed
-            What the order is drawn from.
+            Seed of the order.
         mini_pass
             The pass.
         shuffled
@@ -175,7 +175,7 @@ def borders_of(n: int, pools: int) -> Ints:
 
 
 def _cuts(edges: Ints, groups: Ints, parts: int) -> Ints:
-    """Return where each part of some groups begins, and where the last one ends.
+    """Return the first group of each part, and the end of the last part.
 
     Parts have about as many samples as each other, and at least one group, where there are enough.
     """

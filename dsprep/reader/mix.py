@@ -132,7 +132,7 @@ class Mix:
                 raise SchemaError(f"batches cannot be joined: {lines[0]}", fix="name fields=")
 
     def sources(self, start: int, stop: int) -> Ints:
-        """Return which reader gives each of some steps: int64, shape ``(stop - start,)``.
+        """Return the index of the reader of each step: int64, shape ``(stop - start,)``.
 
         Parameters
         ----------
@@ -258,7 +258,7 @@ class Mix:
     # --- resuming ----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where all readers are, to the batch, as JSON: the same on every rank."""
+        """Return the state of all readers, exact to the batch, as JSON: the same on every rank."""
         return {
             "version": STATE_VERSION,
             "mix": [self.seed, self.stop, self.within, list(self.shares)],
@@ -276,7 +276,7 @@ class Mix:
         Parameters
         ----------
         state
-            What it returned, also as read from JSON.
+            The result of `state_dict`, also as read from JSON.
         other_data
             As for `Reader.load_state_dict`.
 

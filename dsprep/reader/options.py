@@ -130,7 +130,7 @@ def subset_samples(given: Any, sidecar: Sidecar) -> Ints | None:
 
 
 def assign(options: OrderOptions, sidecar: Sidecar, world_size: int) -> Assignment:
-    """Return how the samples of a dataset are ordered and assigned to ranks.
+    """Return the order of the samples of a dataset, and their assignment to ranks.
 
     Raises
     ------

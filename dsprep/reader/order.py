@@ -84,7 +84,7 @@ class Sequence:
     shuffle
         ``"group"``: the groups in random order; ``"global"``: the samples; ``"none"``: as stored.
     seed, epoch
-        What the order is drawn from.
+        Seed and epoch from which the order is drawn.
     mixed
         Groups that a unit holds, and whose samples are shuffled together.
     groups
@@ -159,7 +159,7 @@ class Sequence:
         return Permutation(derive(self.seed, self.epoch, "samples"), len(self))
 
     def samples(self, start: int, stop: int) -> Ints:
-        """Return which samples are at the positions ``start <= i < stop``.
+        """Return the samples at the positions ``start <= i < stop``: int64, ``(n,)``.
 
         Of a subset, or drawn by weights: their positions among those that are kept.
         """
@@ -196,7 +196,7 @@ class Sequence:
         )
 
     def _numbers(self, positions: Ints) -> Ints:
-        """Return which samples are at any positions, before they are shuffled."""
+        """Return the samples at any positions, before they are shuffled."""
         if self.groups is None:
             return positions
         numbers = np.searchsorted(self.ends, positions, "right") - 1
@@ -317,7 +317,7 @@ class Share:
             end = min(high, at + rest)
 
     def delivered(self, steps: int) -> int:
-        """Return how many samples the first `steps` steps deliver."""
+        """Return the number of samples that the first `steps` steps deliver."""
         full = steps * self.batch_size
         if 0 <= self.steps - steps <= self.count - full:  # nearly always
             return full
@@ -325,7 +325,7 @@ class Share:
         return min(full, fewest, self.count)
 
     def sizes(self, start: int, stop: int) -> Ints:
-        """Return how many samples each of the steps ``start <= i < stop`` delivers: int64."""
+        """Return the samples of each of the steps ``start <= i < stop``: int64."""
         steps = np.arange(start, stop + 1, dtype=np.int64)
         fewest = np.maximum(self.count - (self.steps - steps), np.minimum(steps, self.count))
         return np.diff(np.minimum(np.minimum(steps * self.batch_size, fewest), self.count))
@@ -339,7 +339,7 @@ def pool_of(rank: int, world_size: int, pools: int) -> int:
 def share(
     n: int, world_size: int, rank: int, batch_size: int, remainder: Remainder, pools: int = 1
 ) -> Share:
-    """Return what a rank delivers of n samples."""
+    """Return the share of a rank of n samples."""
     start = rank * n // world_size
     own = (rank + 1) * n // world_size - start
     pool = pool_of(rank, world_size, pools)
@@ -371,11 +371,11 @@ class Epoch:
         return int(self._starts[-1])
 
     def share(self, world_size: int, rank: int, batch_size: int) -> Share:
-        """Return what a rank delivers of what is left."""
+        """Return the share of a rank of the rest of the epoch."""
         return share(len(self), world_size, rank, batch_size, self.remainder, self._pools)
 
     def units(self, share: Share, skip: int = 0) -> Iterator[Span]:
-        """Yield what a rank reads, one unit after another, from its sample number `skip` on."""
+        """Yield the units that a rank reads, from its sample number `skip` on."""
         for start, stop in share.stretches():
             for span in self._clipped(start, stop):
                 for unit in self.sequence.units(span):
@@ -395,7 +395,7 @@ class Epoch:
             i += 1
 
     def _left(self, stage: ResumePoint) -> list[Span]:
-        """Return what is left once a stage is done: every sample that was not delivered."""
+        """Return the spans of samples that a stage did not deliver."""
         left = []
         for rank in range(stage.world_size):
             share = self.share(stage.world_size, rank, stage.batch_size)
@@ -518,7 +518,7 @@ class Assignment:
     def after(self, mini_pass: Pass) -> tuple[Pass, Sequence]:
         """Return the first pass of the mini-epoch after that of a pass, and its order.
 
-        Which number it has is not known, as it depends on the repeats to come; it is 0 here.
+        Its number depends on repeats to come, and is 0 here.
         """
         assert self.mini is not None, "there are mini-epochs"
         part = mini_pass.epoch * self.mini.parts + mini_pass.part + 1
@@ -533,7 +533,7 @@ class Assignment:
         return self.mini.pool(self.edges, self.seed, mini_pass, number, shuffled=shuffled)
 
     def segment(self, rank: int, start: Start) -> EpochSegment:
-        """Return what a rank delivers of the epoch in which a loop begins."""
+        """Return the steps that a rank delivers of the epoch in which a loop begins."""
         mini_pass = start.mini_pass
         if mini_pass is None and self.mini is not None:
             mini_pass = self.mini.at(start.epoch)
@@ -542,7 +542,7 @@ class Assignment:
         return EpochSegment(start.epoch, epoch, share, start.steps, share.steps, mini_pass, rank)
 
     def segments(self, rank: int, start: Start) -> Segments:
-        """Return what a loop of a rank runs through."""
+        """Return the segments of a loop of a rank, one for each epoch."""
         first = self.segment(rank, start)
 
         def segments() -> Iterator[EpochSegment]:
@@ -555,7 +555,7 @@ class Assignment:
         return segments
 
     def facts(self) -> dict[str, object]:
-        """Return what decides the order, besides ranks and batches, as JSON."""
+        """Return the inputs of the order, besides ranks and batches, as JSON."""
         mini = {} if self.mini is None else {"mini_epochs": self.mini.facts}
         chosen = {}
         if self.kept is not None:

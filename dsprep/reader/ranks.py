@@ -75,7 +75,7 @@ _LOCAL = (
 
 
 def detect(rank: int | None = None, world_size: int | None = None) -> RankInfo:
-    """Return which process this is.
+    """Return the rank of this process, and the world size.
 
     The first of these that knows: the arguments, ``torch.distributed``, mpi4py (of more than one
     process), the environment; else it is alone.
@@ -107,7 +107,7 @@ def detect(rank: int | None = None, world_size: int | None = None) -> RankInfo:
 
 
 def _from_environment(env: Mapping[str, str]) -> RankInfo:
-    """Return what the first launcher says whose variables are all there."""
+    """Return the ranks of the first launcher whose variables are all set."""
     problem = variable = ""
     for launcher, rank, size in _LAUNCHERS:
         here = [name for name in (rank, size) if name and name in env]

@@ -35,7 +35,7 @@ class Transforming:
     Parameters
     ----------
     transforms
-        What is applied, in order.
+        Functions that are applied, in order.
     seed, rank
         What random numbers are drawn from, with the epoch and the number of the step or sample.
     dataset

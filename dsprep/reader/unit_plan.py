@@ -7,7 +7,7 @@ direct
 staged
     Values of less than `SMALL` bytes of an array: read as they are stored, then gathered.
 decoded
-    What has to be decoded (filters, tiles, records without constant offsets) or is not stored:
+    Encoded values (filters, tiles, records without constant offsets), or values not stored:
     read by `Sidecar.read`, then gathered. So are units in more files than may be open together.
 """
 
@@ -71,7 +71,7 @@ class UnitPlanner:
         self._modes: dict[int, dict[str, Mode]] = {}  # by the number of a layout
 
     def modes(self, number: int) -> dict[str, Mode]:
-        """Return how each field of a file gets to its slots."""
+        """Return the mode of each field of a file, by name."""
         layout = self.sidecar.content.files[number].layout
         if layout not in self._modes:
             self._modes[layout] = self._find_modes(number)
@@ -96,16 +96,16 @@ class UnitPlanner:
         return modes
 
     def plan(self, fill: Fill, limit: int, align: int, take: Take) -> None:
-        """Find out what a fill has to read.
+        """Plan the parts that a fill has to read.
 
         Parameters
         ----------
         fill
-            With its samples and slices.
+            The unit, with its samples and slices.
         limit, align
             Threads that share the work, and bytes at whose multiples a range is cut for them.
         take
-            Gives memory for values.
+            Allocates memory for values.
 
         Raises
         ------
@@ -128,11 +128,11 @@ class UnitPlanner:
         fill.missing = len(fill.parts)
 
     def opened(self, fill: Fill) -> Sidecar:
-        """Return what opens the files from which a unit is read."""
+        """Return the sidecar through which a unit is read: of the dataset, or of a copy."""
         return self.sidecar if fill.cached_copy is None else fill.cached_copy.sidecar
 
     def _targets(self, fill: Fill, f: Field, staged: bool, take: Take) -> Ints | int:
-        """Return where values go: an address each, or one for all as they are stored."""
+        """Return the target address of each value, or one address for all as stored."""
         if not staged:
             return self.delivery.addresses(fill, f)
         name, nbytes = f.name, len(fill.samples) * f.row_nbytes
@@ -168,7 +168,7 @@ class UnitPlanner:
         return None if file is None or planned is None else [(file, *each) for each in planned]
 
     def _plan_any(self, fill: Fill, take: Take) -> ReadPlan:
-        """Plan samples wherever they are."""
+        """Plan samples at any offsets, in any files."""
         by_file, plan = self.sidecar.by_file(fill.samples), ReadPlan()
         if self.verify:
             fill.parts += [self._checking_part(number, local) for number, _, local in by_file]
@@ -214,7 +214,7 @@ class UnitPlanner:
         return plan
 
     def _locate_field(self, f: Field, by_file: Sequence[tuple[int, Ints, Ints]]) -> Located | None:
-        """Return where a field is in each file; None if in one of them it has to be decoded."""
+        """Return the extents of a field by file; None if a file stores it encoded."""
         if any(self.modes(number)[f.name] == "decoded" for number, _, _ in by_file):
             return None
         out = []

@@ -144,7 +144,7 @@ def first_file(sidecar: Sidecar, names: Sequence[str]) -> Handle:
 
 
 def group_edges(sidecar: Sidecar) -> Ints | None:
-    """Return where the groups of a repacked dataset begin, and its number of samples.
+    """Return the first sample of each group of a repacked dataset, and its number of samples.
 
     That is int64 of shape ``(groups + 1,)``, rising strictly from 0; None if a file has no groups.
     """

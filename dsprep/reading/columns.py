@@ -67,11 +67,11 @@ class ColumnReader:
             self._chunks = Chunks(grid, field.name, open_file)
 
     def resident_nbytes(self) -> int:
-        """Return what reading holds besides the samples: decoded chunks."""
+        """Return the bytes that reading holds besides the samples: decoded chunks."""
         return 0 if self._chunks is None else self._chunks.nbytes
 
     def steps(self, indices: Ints, arena: Arena | None) -> Iterator[Any]:
-        """Yield what has to be read, a list of `Ranges`; and once it has been, the values.
+        """Yield the ranges to read, a list of `Ranges`; after they are read, the values.
 
         Raises `FormatError` if the layout gives rows or offsets that are not there.
         """

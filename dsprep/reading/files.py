@@ -29,7 +29,7 @@ KNOWN = 1 << 16
 
 
 def most_open(count: int = KEPT) -> int:
-    """Return how many files may be open together, at most so many."""
+    """Return the number of files that may be open together, at most `most`."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return count if limit == resource.RLIM_INFINITY else max(1, min(count, limit // SHARE))
 
@@ -42,7 +42,7 @@ class Files:
     Parameters
     ----------
     inside
-        Where the files have to be.
+        The directory that must hold the files.
     root
         Returns the path of a file entry, by its number.
     recorded
@@ -167,7 +167,7 @@ class Files:
             self._known[key] = now
 
     def _judge(self, entry: int) -> str | None:
-        """Return how an entry differs from what is recorded of it, if it has another time stamp."""
+        """Return how a file entry differs from its recorded identity; None if it does not."""
         assert self._recorded is not None
         path = self._path_of(entry)
         now = Identity.look(path)

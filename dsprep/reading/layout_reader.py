@@ -31,7 +31,7 @@ class LayoutReader:
     Parameters
     ----------
     layout
-        Where the samples lie and how they are stored.
+        Offsets of the samples, and their storage.
     schema
         The fields of the layout, by the names that they have there.
     open_file
@@ -117,7 +117,7 @@ class LayoutReader:
         return {name: out[name] for name in names}
 
     def single(self, names: tuple[str, ...]) -> Single | None:
-        """Return what reads fields of any one sample at little more than the system calls.
+        """Return a reader of single samples that costs little more than the system calls.
 
         None where they take more.
         """

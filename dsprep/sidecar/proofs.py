@@ -155,7 +155,7 @@ def _joined(offsets: Ints, lengths: Ints) -> list[tuple[int, int]]:
 
 
 def summarize(checksums: Mapping[str, str | None]) -> str:
-    """Return what fields are compared with, as `Proofs.describe` has it, for a person."""
+    """Return a summary of `Proofs.describe` for a person."""
     words: dict[str | None, list[str]] = {}
     for name, word in checksums.items():
         words.setdefault(word, []).append(name)
@@ -197,7 +197,7 @@ class Proofs:
         self._edges = lru_cache(maxsize=256)(self._find_edges)
 
     def _kinds(self, number: int) -> Mapping[str, Kind]:
-        """Return what each field of a file is compared with; no entry: nothing."""
+        """Return the checksums of each field of a file; no entry: it has none."""
         layout = self._sidecar.layout(number)
         groups, records, kinds = layout.groups, layout.records, dict[str, Kind]()
         apart = outside(layout) if groups is not None and groups.crc32c is not None else ()
@@ -392,7 +392,7 @@ class Proofs:
     # --- for people ----------------------------------------------------------------------------
 
     def describe(self, numbers: Iterable[int], names: Sequence[str]) -> dict[str, str | None]:
-        """Return what each field is compared with, in words; None: nothing in some file."""
+        """Return the checksums of each field, in words; None: a file has none."""
         words: dict[str, set[str | None]] = {name: set() for name in names}
         for number in numbers:
             kinds = self.kinds(number)

@@ -75,7 +75,7 @@ class MissingError(DsprepError, FileNotFoundError):
 def changes(
     content: Content, dataset: Path, scope: Literal["all", "unnamed", "alone"] = "all"
 ) -> list[str]:
-    """Return how the files differ from what a sidecar says, one clause each.
+    """Return the differences between the files and their recorded identities, one clause each.
 
     Parameters
     ----------
@@ -661,7 +661,7 @@ class Sidecar:
         return LayoutReader(self.layout(number), self.schema, opened, root, formats.decoders)
 
     def _make_single(self, number: int, fields: tuple[str, ...], verify: Verify) -> Single | None:
-        """Return what reads one sample of a file; None where that takes more, see `Single`."""
+        """Return a `Single` that reads one sample of a file; None if the layout needs more."""
         reader, names = self._reader(number), self._chosen(fields).names
         if verify == "full" or (verify is not None and reader.records is not None):
             return None
@@ -681,7 +681,7 @@ class Sidecar:
         return self.dataset / self.content.files[number].path
 
     def records(self, number: int) -> RecordReader | None:
-        """Return what reads the records of file number `number`; None if it has none."""
+        """Return the record reader of file number `number`; None if it has no records."""
         return self._reader(number).records
 
     def first(self, number: int) -> int:

@@ -449,7 +449,7 @@ def write_record(content: Mapping[str, Any], path: Path, *, durable: bool = True
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Return what `write_record` wrote, empty if there is no such file; else `FormatError`."""
+    """Return the record that `write_record` wrote, empty if there is none; else `FormatError`."""
     try:
         content = json.loads(path.read_bytes())
         if content.pop("digest") == digest(_text(content).encode()):
@@ -471,7 +471,7 @@ def to_record(content: Content, companion: bytes) -> dict[str, Any]:
 
 
 def from_record(record: Mapping[str, Any], where: Path) -> tuple[Content, bytes]:
-    """Return what `to_record` was given; `ValueError` or `LookupError` if it is anything else."""
+    """Return the arguments of `to_record`; `ValueError` or `LookupError` if it is damaged."""
     content = Content.from_json(record["sidecar"], where)
     return content, base64.b64decode(record["companion"])
 

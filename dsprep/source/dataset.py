@@ -1,4 +1,4 @@
-"""Opening a dataset: from what the user typed to one source of samples ``0 .. N``.
+"""Opening a dataset: from paths to one source of samples ``0 .. N``.
 
 A dataset is a file, a directory, a quoted glob, several of these, or ``@list.txt`` with one path
 per line. Several files are read as one, in natural order (``part2`` before ``part10``). It is read
@@ -47,7 +47,7 @@ Through: TypeAlias = Literal["sidecar", "library", "strict"]
 
 
 MANY, LOOKED_INTO = 1000, 64
-"""Of more files than these, so many are opened to inspect all of them."""
+"""Files from which on a sample of the files is inspected, and the size of that sample."""
 
 
 def check_opened(*sources: Any) -> None:
@@ -245,7 +245,7 @@ def find_sidecar(
     DsprepError
         If it is not valid.
     OSError
-        If that cannot be seen.
+        If its files cannot be examined.
     """
     located = spec.find(names, at, directory)
     if located is None:
@@ -258,7 +258,7 @@ def find_sidecar(
 
 
 def _choose_options(options: OpenOptions | None, known: Known | None) -> OpenOptions:
-    """Return how to read: as requested, else as the sidecar was made."""
+    """Return the options requested, else those of the sidecar."""
     requested = options or OpenOptions()
     if known is None or replace(requested, fields=()).meaning != OpenOptions():
         return requested
@@ -270,7 +270,7 @@ def _choose_options(options: OpenOptions | None, known: Known | None) -> OpenOpt
 
 
 def _make_source(known: Known, options: OpenOptions, format: Format) -> SidecarSource | None:
-    """Return the dataset read through its sidecar, or None if that does not serve."""
+    """Return the dataset read through its sidecar, or None if it lacks a requested field."""
     content, dataset, path = known
     recorded = OpenOptions.from_json(content.reading)
     if not content.layouts or replace(options, fields=()).meaning != replace(recorded, fields=()):

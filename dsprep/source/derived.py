@@ -91,7 +91,7 @@ class DerivedSource(Source):
         return self._count * self._times
 
     def numbers(self, indices: Ints) -> Ints:
-        """Return which samples of `base` some samples are."""
+        """Return the numbers in `base` of some samples: int64."""
         if self._times > 1:
             indices = indices % self._count
         return indices if self._indices is None else self._indices[indices]
@@ -158,7 +158,7 @@ class DerivedSource(Source):
         return out
 
     def files(self) -> list[Path]:
-        """Return what `base` reads."""
+        """Return the files of `base`."""
         return self.base.files()
 
     @override
@@ -166,7 +166,7 @@ class DerivedSource(Source):
         return self.base.locate(int(self.numbers(np.array([sample]))[0]))
 
     def identities(self) -> Identities:
-        """Return what the files of `base` were."""
+        """Return the identities of the files of `base`."""
         return self.base.identities()
 
     @override
@@ -178,11 +178,11 @@ class DerivedSource(Source):
         return partial(open_some, opening, indices - offset), start
 
     def resident_nbytes(self) -> int:
-        """Return what reading `base` holds."""
+        """Return the resident bytes of `base`."""
         return self.base.resident_nbytes()
 
     def storage(self) -> dict[str, FieldStorage]:
-        """Return how the fields of `base` are stored."""
+        """Return the storage of the fields of `base`."""
         return self.base.storage()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The files of a dataset: from what the user typed to paths and their format."""
+"""The files of a dataset: from paths and patterns to files and their format."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def _check_one_part(directory: Path, files: Sequence[Path]) -> None:
 
 
 def _way_to(directory: Path, part: Sequence[Path], files: Sequence[Path]) -> str:
-    """Return what names some of the files of a directory, to be pasted; "" if that is too long."""
+    """Return arguments that name some files of a directory, to paste; "" if too long."""
     folder = common_path(part)
     if folder != directory and [*part] == [file for file in files if folder in file.parents]:
         return shlex.quote(str(folder))

@@ -102,7 +102,7 @@ class SidecarSource(Source):
         return self.sidecar.resident_nbytes()
 
     def storage(self) -> dict[str, FieldStorage]:
-        """Return how each field is stored, by the layout of the first file with samples."""
+        """Return the storage of each field, by the layout of the first file with samples."""
         first = int(np.argmax(self.sidecar.content.counts > 0)) if len(self) else 0
         storage_of = of_layout(self.sidecar.layout(first), self.sidecar.schema)
         return {new: storage_of[name] for new, name in self._names.items()}

@@ -101,7 +101,7 @@ class JoinedSource(Source):
         return sum(part.resident_nbytes() for part in self.parts)
 
     def storage(self) -> dict[str, FieldStorage]:
-        """Return how each field is stored."""
+        """Return the storage of each field."""
         storage_of = {name: s for part in self.parts for name, s in part.storage().items()}
         return {name: storage_of[name] for name in self.schema.names}
 

@@ -68,7 +68,7 @@ def without(schema: Schema, name: str | None) -> Schema:
 
 
 def survey_options(options: OpenOptions) -> OpenOptions:
-    """Return how files are looked at from all of which fields are inferred: by their own names."""
+    """Return options that survey files by the fields' own names, to infer fields from all files."""
     names = dict.fromkeys(s.path for s in options.fields)
     return replace(options, fields=tuple(FieldSpec(name, name) for name in names))
 
@@ -111,7 +111,7 @@ def _with_hinted_attrs(schema: Schema, hint: Schema) -> Schema:
 
 @dataclass(frozen=True, eq=False)
 class FileSurvey:
-    """Facts on a dataset that one of its files tells; as of its `Source`."""
+    """Facts about one file of a dataset, named as attributes of `Source`."""
 
     schema: Schema
     count: int
@@ -123,7 +123,7 @@ class FileSurvey:
 
     @classmethod
     def of(cls, source: Source) -> Self:
-        """Return what the source of a file tells."""
+        """Return the survey of an opened file."""
         names = [field.name for field in fields(cls)[2:]]
         facts = {name: getattr(source, name) for name in names}
         return cls(source.schema, len(source), **facts)
@@ -457,7 +457,7 @@ class Dataset(Source):
             return min(len(self.paths), self.max_open) * source.resident_nbytes()
 
     def storage(self) -> dict[str, FieldStorage]:
-        """Return how the fields are stored in the first file."""
+        """Return the storage of the fields in the first file."""
         number = FieldStorage(
             storage="in no file: the number of the file",
             stored_nbytes=0,

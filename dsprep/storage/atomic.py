@@ -51,7 +51,7 @@ def partial_path(target: Path) -> Path:
 
 
 def scratch_directory(target: Path) -> Path:
-    """Return where files that making `target` takes lie: its directory, ``TMPDIR`` for a store."""
+    """Return the directory of working files for `target`: its own, or ``TMPDIR`` for a store."""
     if isinstance(target, StorePath):
         return Path(tempfile.gettempdir()) / f"dsprep-{os.geteuid()}"
     return target.parent
@@ -103,7 +103,7 @@ def marker_path(target: Path) -> Path:
 
 
 def written_as(names: Sequence[Path]) -> Iterator[Path]:
-    """Yield what files in stores may be parts of that is written as a whole: a file, or above."""
+    """Yield paths in stores that may be one output: the files, and their directories."""
     stored = [path for path in names if isinstance(path, StorePath)]
     yield from {path.parent for path in stored}
     yield from (path for path in stored if len(stored) == 1 or path.is_dir())
@@ -124,12 +124,12 @@ def refuse_partial(paths: Iterable[Path]) -> None:
 
 
 def made_path(target: Path) -> Path:
-    """Return where `target` lies while it is made; after an exchange, what it replaced."""
+    """Return the path at which `target` is written; after an exchange, the replaced dataset."""
     return partial_path(target) / "data" / target.name
 
 
 def old_path(target: Path) -> Path:
-    """Return where what was at `target` lies if the two names could not be exchanged."""
+    """Return the path of the replaced dataset where two names cannot be exchanged."""
     return partial_path(target) / "old"
 
 

@@ -196,7 +196,7 @@ Identities: TypeAlias = tuple[tuple[Path, Identity], ...]
 
 
 def identities_of(paths: Iterable[Path]) -> Identities:
-    """Return what some files are now; raises as `Identity.look`."""
+    """Return the identities of some files now; raises as `Identity.look`."""
     return tuple((path.absolute(), Identity.of(path)) for path in paths)
 
 

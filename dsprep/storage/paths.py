@@ -221,7 +221,7 @@ def check_local(path: Path) -> None:
 
 
 def all_absolute(paths: Sequence[Path]) -> list[Path]:
-    """Return what `Path.absolute` gives of each path; the current directory is asked for once."""
+    """Return the absolute paths, with one look-up of the current directory."""
     here = None if all(path.is_absolute() for path in paths) else Path.cwd()
     return [path if here is None or path.is_absolute() else here / path for path in paths]
 
@@ -283,7 +283,7 @@ DirectoryEntry: TypeAlias = "os.DirEntry[str] | StoreEntry"
 
 
 def scan(directory: str | Path) -> Iterator[DirectoryEntry]:
-    """Yield what is directly in a directory, in no order; raises as `os.scandir`."""
+    """Yield the entries of a directory, in no order; raises as `os.scandir`."""
     if isinstance(directory, str) and "://" in directory:
         directory = as_path(directory)
     if isinstance(directory, StorePath):

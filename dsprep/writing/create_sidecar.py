@@ -213,7 +213,7 @@ def join_sidecars(
 
 
 def dataset_of(files: Sequence[Path]) -> Path:
-    """Return what a sidecar of `files` lies beside: the only file, or their common directory."""
+    """Return the path beside which a sidecar of `files` is kept: a file, or their directory."""
     common = common_path(files)
     if not common.name:
         raise UsageError(
@@ -224,7 +224,7 @@ def dataset_of(files: Sequence[Path]) -> Path:
 
 
 def made_by(function: str) -> dict[str, Any]:
-    """Return what runs, for a lineage: the command as it was typed, or else `function`."""
+    """Return the command as it was typed, or else `function`, for a lineage."""
     program = Path(sys.argv[0]).parts[-2:] if sys.argv else ()
     typed = program[-1:] == ("dsprep",) or program == ("dsprep", "__main__.py")
     return {

@@ -49,7 +49,7 @@ MAX_WORKERS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """An output that is decided; deciding is over, nothing has been written.
+    """The complete plan of an output; nothing has been written.
 
     Attributes
     ----------
@@ -64,23 +64,23 @@ class Job:
     casts
         Changes of dtype by field name.
     options
-        How to write.
+        Options of the format.
     shards
         The output files; one named as `target` itself when the output is not sharded.
     sharded
         Whether `target` is a directory of shards.
     losses
-        What the target cannot keep, one clause each.
+        Losses: facts that the target cannot keep, one clause each.
     payload
-        Bytes of all values, estimated where they cannot be told without reading all.
+        Bytes of all values, estimated if exact sizes would require a full read.
     largest
         Bytes of the largest sample, as far as known; when whole groups are written, of a group.
     recipe
-        What was done to the order and choice of samples, for the lineage.
+        Order and choice of the samples, for the lineage.
     split
-        Which split it is of what is written; empty: all.
+        Name of the split; empty: the whole dataset.
     choice
-        How large groups are, and why.
+        Size of the groups, and the reason.
     """
 
     target: Path
@@ -113,17 +113,17 @@ class Job:
 
     @property
     def plans(self) -> list[FilePlan]:
-        """The files."""
+        """Plans of the files."""
         return [shard.plan for shard in self.shards]
 
     @property
     def estimate(self) -> int:
-        """Bytes on disk that it will take."""
+        """Bytes on disk, about."""
         return sum(plan.nbytes for plan in self.plans)
 
     @property
     def scratch_nbytes(self) -> int:
-        """Bytes that working files take besides while it is made."""
+        """Bytes of working files while it is written."""
         unshuffled = self.source.scratch_nbytes if isinstance(self.source, ShuffledSource) else 0
         return unshuffled + sum(plan.scratch_nbytes for plan in self.plans)
 
@@ -134,7 +134,7 @@ class Job:
 
     @property
     def padding(self) -> int:
-        """Bytes of the files that hold nothing."""
+        """Padding bytes."""
         return sum(plan.padding for plan in self.plans)
 
 
@@ -150,9 +150,16 @@ def make_job(
     sharded: bool,
     **facts: Any,
 ) -> Job:
-    """Return the job of an output, of which each file has such groups; nothing is written.
+    """Return the job of an output; nothing is written.
 
-    `start`: the first sample; `facts`: others of the job.
+    Parameters
+    ----------
+    groupings
+        The groups of each file.
+    start
+        The first sample of the source.
+    **facts
+        Other attributes of the job.
     """
     shards, samples = list[Shard](), max(1, sum(grouping.total for grouping in groupings))
     names = shard_names(*split_suffix(target, format), len(groupings)) if sharded else [target.name]
@@ -197,7 +204,7 @@ class Report:
     resumed
         Samples that an earlier, interrupted run had written.
     notes
-        What was assumed when reading, and what the target could not keep.
+        Assumptions when reading, and facts that the target could not keep.
     """
 
     target: Path
@@ -215,7 +222,7 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The way in which an output is made. Its bytes do not depend on it.
+    """Options of a run. The bytes of the output do not depend on them.
 
     Attributes
     ----------
@@ -243,7 +250,7 @@ class RunOptions:
 
     @classmethod
     def of(cls, **options: Unpack[RunArguments]) -> RunOptions:
-        """Return the options that a user means; `memory`: bytes, or text such as ``"4GiB"``."""
+        """Return parsed options; `memory` is bytes, or text such as ``"4GiB"``."""
         given: dict[str, Any] = {**options}
         if given.get("memory") is not None:
             given["memory"] = as_nbytes(given["memory"])
@@ -256,12 +263,12 @@ class RunOptions:
 
 
 def count_workers(job: Job, workers: int | None, memory: int | None) -> int:
-    """Return how many workers a job may have; nothing is written.
+    """Return the number of workers of a job: as requested, limited by memory.
 
     Raises
     ------
     UsageError
-        If the target is a place of the source, or the job does not fit in the memory.
+        If the target is or holds the source, or the job does not fit in the memory.
     """
     source = job.source
     _check_not_source(job.target, source)
@@ -294,9 +301,9 @@ def count_workers(job: Job, workers: int | None, memory: int | None) -> int:
 
 
 def check_space(jobs: Sequence[Job], restart: bool = False) -> None:
-    """Raise `TargetError` if the missing bytes of outputs that are made in turn cannot fit.
+    """Raise `TargetError` if there is not enough space for outputs written in turn.
 
-    `restart`: what earlier runs left is discarded.
+    With `restart`, partial output of earlier runs does not count as written.
     """
     needed = largest = 0
     for job in jobs:
@@ -321,7 +328,7 @@ def check_space(jobs: Sequence[Job], restart: bool = False) -> None:
 
 
 def staged_nbytes(job: Job) -> int:
-    """Return about how many bytes of an output are on this machine at a time."""
+    """Return the bytes of an output that are on this machine at a time, about."""
     if not isinstance(job.target, StorePath):
         return job.estimate
     largest = max(map(len, job.shards)) / max(1, job.samples)
@@ -350,9 +357,14 @@ def _check_not_source(target: Path, source: Source) -> None:
 
 
 def fingerprint(job: Job, known: Identities) -> dict[str, Any]:
-    """Return what decides every byte of the output, as JSON; `known`: what its files are.
+    """Return the inputs that determine the output bytes, as JSON.
 
-    Data that have other time stamps alone have another `STATUS`.
+    Other time stamps of the data change the `STATUS` alone.
+
+    Parameters
+    ----------
+    known
+        Identities of the files of the source.
     """
     data, times, cut, edges = (hashlib.sha256() for _ in range(4))
     source = job.source
@@ -385,7 +397,7 @@ def fingerprint(job: Job, known: Identities) -> dict[str, Any]:
 
 
 def lineage(job: Job) -> dict[str, Any]:
-    """Return what the output is made from, and by which command."""
+    """Return the source files of the output, and the command."""
     source = job.source
     paths = source.files()
     function = "repack" if job.grouped else "convert"

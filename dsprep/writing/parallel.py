@@ -38,7 +38,7 @@ class ShardTask(Task[int]):
     number
         Of the shard among all.
     path
-        Where it gets its place.
+        Final path of the shard.
     samples
         The samples as the user counts them, for messages.
     """

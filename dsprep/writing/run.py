@@ -54,7 +54,7 @@ ALONE_NOTE = (
 def run_job(
     job: Job, options: RunOptions | None = None, progress: Progress | None = None
 ) -> Report:
-    """Make the output of a job; see `make`. `progress`: called with (samples, bytes) so far."""
+    """Make the output of a job; `progress` is called with (samples, payload bytes) done so far."""
     report = None if progress is None else lambda _, *done: progress(*done)
     return run_jobs([job], options or RunOptions(), report)[0]
 
@@ -65,7 +65,7 @@ def run_jobs(
     progress: Callable[[Job, int, int], None] | None = None,
     allow: Callable[[], None] = lambda: None,
 ) -> list[Report]:
-    """Make outputs; all are complete before one is seen.
+    """Make outputs; all are complete before the first is published.
 
     The first pass of a shuffled source begins when the target is locked and there is enough space;
     its temporary files are removed when the output is complete.
@@ -73,13 +73,13 @@ def run_jobs(
     Parameters
     ----------
     jobs
-        What is made.
+        The outputs.
     run
-        How.
+        Options of the run.
     progress
         Called with (job, samples, payload bytes) done so far.
     allow
-        Called before they are published, unless it raises.
+        Called before they are published; if it raises, none is.
 
     Raises
     ------
@@ -117,7 +117,7 @@ class Output(NamedTuple):
     Attributes
     ----------
     job, staging
-        What was made, and where; locked.
+        The job, and its working directory, which is locked.
     made
         Its sidecar; None if an earlier run has published it.
     bytes_in
@@ -125,7 +125,7 @@ class Output(NamedTuple):
     resumed, copied
         Samples that earlier runs had written, and payload bytes that this one did.
     began
-        When this run did.
+        `time.monotonic` at the start of this run.
     """
 
     job: Job
@@ -154,18 +154,18 @@ def make_output(
     identities: Identities = (),
     progress: Progress | None = None,
 ) -> Output:
-    """Make the whole output in a directory that is locked, or what an earlier run left of it.
+    """Make an output in its locked working directory, continuing an earlier run.
 
     Parameters
     ----------
     staging
-        Where.
+        The working directory.
     job
-        What.
+        The output.
     threads, executor
-        Who works: so many threads, or the workers of an executor if there is one.
+        Threads of this process, and the executor that replaces them, if any.
     identities
-        What the files of the source were.
+        Identities of the files of the source before the run.
     progress
         Called with (samples, payload bytes) done so far.
 
@@ -205,10 +205,7 @@ def make_output(
 
 
 def publish(outputs: Sequence[Output]) -> list[Report]:
-    """Put outputs in place, each with its sidecar; then remove the records that all are complete.
-
-    What they replaced goes with these.
-    """
+    """Publish outputs with their sidecars; then remove working directories and replaced outputs."""
     for output in outputs:
         if output.made is not None:
             output.staging.publish(output.made.content, output.made.companion)
@@ -233,7 +230,7 @@ def publish(outputs: Sequence[Output]) -> list[Report]:
 
 
 def check_targets(targets: Sequence[Path], run: RunOptions, *, dry: bool = False) -> None:
-    """Raise `TargetError` if one of some outputs may not be made; `dry`: nothing is removed."""
+    """Raise `TargetError` if an output may not be made; with `dry`, nothing is removed."""
     for target in targets:
         is_own(partial_path(target))
     done = [published(t) for t in targets]
@@ -253,10 +250,7 @@ def check_targets(targets: Sequence[Path], run: RunOptions, *, dry: bool = False
 def _write(
     job: Job, staging: Staging, executor: Executor | None, threads: int
 ) -> Generator[Done, None, None]:
-    """Write what is not there yet: by so many threads here, or by the workers of an executor.
-
-    Yields what earlier runs have written, then every piece or shard.
-    """
+    """Write missing shards; yield samples of earlier runs, then each piece or shard."""
     source, state, dealers = job.source, staging.state or START, executor
     if executor is not None and len(job.shards) == 1:
         executor = None

@@ -29,18 +29,18 @@ def write_shard(
     save: Callable[[Mapping[str, Any]], None] | None,
     state: Mapping[str, Any] = START,
 ) -> Generator[Done, None, NewSidecar]:
-    """Write a shard, and record its sidecar: as long as that fits it, it is complete.
+    """Write a shard, and record its sidecar: a shard that fits its record is complete.
 
-    Yields what is there already, then each piece when it has been written; returns the sidecar.
+    Yields samples of an earlier run, then each piece that was written; returns the sidecar.
 
     Parameters
     ----------
     path, record
-        What is written, and the record of it.
+        Paths of the shard, and of its record.
     save
-        Called with how far it is when that is durable; None: nothing waits for the disk.
+        Called with each durable position; None: nothing waits for the disk.
     state
-        How far it is.
+        The position of an earlier run, or `START`.
     """
     shard = job.shards[index]
     try:
@@ -99,9 +99,9 @@ def shard_path(job: Job, data: Path, index: int) -> Path:
 
 
 def complete_shards(job: Job, staging: Staging, begun: int | None) -> set[int]:
-    """Return the shards that are complete; remove what is part of none.
+    """Return the shards that are complete; remove files of others.
 
-    `begun`: a shard that is not complete, whose files stay because it is continued.
+    `begun` is an incomplete shard that will be continued: its files stay.
     """
     numbers = range(len(job.shards))
     if staging.is_published:

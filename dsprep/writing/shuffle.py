@@ -286,7 +286,7 @@ class ShuffledSource(DerivedSource):
         return len(self.base)
 
     def numbers(self, indices: Ints) -> Ints:
-        """Return which samples of `base` come at some positions of the new order."""
+        """Return the samples of `base` at some positions of the new order: int64."""
         return self._order.forward(indices)
 
     def prepare(self, executor: Executor | None = None) -> None:
@@ -392,7 +392,7 @@ class ShuffledSource(DerivedSource):
         return self._opening, 0
 
     def resident_nbytes(self) -> int:
-        """Return what is held besides the samples asked for: buckets, or what `base` holds."""
+        """Return the bytes held besides the samples requested: buckets, or those of `base`."""
         if self.how == "direct":
             return self.base.resident_nbytes()
         return self._mean * self._per_bucket * min(2, self._buckets)

@@ -3,9 +3,9 @@
 While ``DIR/NAME`` is being made, everything lies in ``DIR/.NAME.dsprep-partial/``:
 
 ``job.json``
-    What is being made from what; a rerun with another job is refused, not mixed in.
+    The job: source, options, output. A rerun with another job is refused, not mixed in.
 ``state.json``
-    How far it has come: replaced as a whole after the data up to there are durable.
+    The position: replaced as a whole after the data up to there are durable.
 ``shard-N.json``
     The sidecar of a complete shard. A shard that is anything else when a run continues is made
     again.
@@ -15,7 +15,7 @@ While ``DIR/NAME`` is being made, everything lies in ``DIR/.NAME.dsprep-partial/
     The output itself, under its final name, renamed to ``DIR/NAME`` when it is complete; after
     that what it replaced, until that is removed.
 ``old``
-    What is replaced, where two names cannot be exchanged.
+    The replaced dataset, where two names cannot be exchanged.
 ``NAME.dsprep.json``, ``NAME.dsprep.bin``
     Its sidecar, there before the output gets its name: so nobody sees the one without the other.
 
@@ -90,7 +90,7 @@ class Staging:
     target
         The path of the output.
     job
-        What is being made, as JSON: equal jobs give equal bytes.
+        The job as JSON: equal jobs give equal bytes.
     overwrite
         Whether an existing `target` may be replaced when the new one is complete.
     restart
@@ -98,24 +98,23 @@ class Staging:
     durable
         Whether to wait for the disk before anything is renamed or recorded.
     resumable
-        Whether a later run can continue. Otherwise nothing is left of one that fails, and what one
-        of the same source has left that was killed is discarded.
+        Whether a later run can continue. Otherwise a failed run leaves nothing, and partial output
+        of a killed run of the same source is discarded.
     refuse
         Called with the job of an interrupted run before that is continued.
 
     Attributes
     ----------
     resume_hint
-        How a run is continued, for who interrupts it.
+        Instruction to continue, for a user who interrupts the run.
     state
-        How far an interrupted run of the same job came; None: this one begins anew.
+        Position of an interrupted run of the same job; None: start from the beginning.
     is_published
         Whether the output has its name.
     uploaded
         Sidecar and companion of shards that are complete elsewhere, by number.
     notes
-        Why it starts over; whether two renames replaced what was there, and whether that could not
-        be removed.
+        Remarks for the report: why it starts over, how the old output was replaced and removed.
 
     Raises
     ------
@@ -219,7 +218,7 @@ class Staging:
         write_record(job, self.root / "job.json", durable=self.durable)
 
     def reset(self, *kept: str) -> None:
-        """Discard what was made of the output, all but some files of the working directory."""
+        """Discard partial output, all but `kept` files of the working directory."""
         self._empty("job.json", "state.json", *kept)
         self.save(START)
         self.state = dict(START)
@@ -235,7 +234,7 @@ class Staging:
         return None if ignore else read_record(self.root / name) or None
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Record how far the work has come; the caller has made the data durable."""
+        """Record the position; the caller has made the data durable."""
         if self.is_published or not (self._resumable or state.get("complete")):
             return  # all was recorded before, or nothing is continued
         if state.get("complete"):
@@ -252,7 +251,7 @@ class Staging:
         return known or spec.from_record(read_record(path), path)
 
     def complete(self, number: int, path: Path, made: NewSidecar | None = None) -> None:
-        """Take note that a shard is complete, and recorded, which lies at a path: it stays."""
+        """Note that the shard at `path` is complete and recorded."""
         if made is not None:
             self._made[number] = made.content, made.companion
 
@@ -359,7 +358,7 @@ def published(target: Path) -> bool:
 
 
 def _identity(path: Path) -> list[int]:
-    """Return what of an output is the same under another name: its inode, and its bytes."""
+    """Return inode and bytes of an output, which a rename keeps."""
     return [path.lstat().st_ino, tree_nbytes(path)]
 
 
@@ -374,12 +373,7 @@ def discard(target: Path) -> None:
 
 
 def _clear(root: Path, lock: Lock) -> bool:
-    """Remove a working directory, the record that all is complete after the data, the lock last.
-
-    Returns
-    -------
-    Whether it is gone, or another process works there already; see `storage.remove`.
-    """
+    """Remove a working directory, the lock last; return whether it is gone or reused."""
     names = ("state.json", *atomic.KEPT)
     removed = [remove(path) for path in list(root.iterdir()) if path.name not in names]
     removed.append(remove(root / "state.json"))
@@ -406,7 +400,7 @@ def check_target(target: Path, overwrite: bool) -> None:
 
 
 def _facts(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what two runs of a job have in common, each option by itself."""
+    """Return the facts of a job that must be equal to continue it, option by option."""
     facts = {k: v for k, v in job.items() if k not in (COMMAND, "options", "recipe")}
     for name in ("options", "recipe"):
         facts |= {option_name(k): v for k, v in (job.get(name) or {}).items()}

@@ -48,7 +48,7 @@ class Stripe:
     nbytes
         Bytes, a power of two, at whose multiples groups should begin.
     source
-        Where that was learnt: ``"lfs getstripe /scratch/data"``, ``"as asked"``.
+        Its source: ``"lfs getstripe /scratch/data"``, ``"as asked"``.
     file_system
         Its type as the kernel names it (``"lustre"``, ``"ext4"``), ``"unknown"`` if it does not.
     """
@@ -118,13 +118,13 @@ def suggest_stripes(
     Parameters
     ----------
     stripe
-        To what groups are aligned.
+        The unit to which groups are aligned.
     outputs
         Bytes of the files of each output; ranks read one output at a time.
     directory
-        Where the files will be.
+        Directory of the files.
     group_nbytes
-        What a rank reads at a time; 0 if unknown.
+        Bytes that a rank reads at a time; 0 if unknown.
     ranks
         Processes that will read; None if unknown.
     """
@@ -183,11 +183,7 @@ of stripes side by side, below 0 for as many as there are targets, and their byt
 
 
 def _lustre(at: Path, expected_nbytes: int | None, kind: str) -> Stripe | None:
-    """Return the stripe that ``lfs`` reports, or None if it reports none.
-
-    Of several layouts it is the one with the last byte that is expected, else the last one. Those
-    without stripes do not count, such as that of the metadata target.
-    """
+    """Return the stripe of the last expected byte as ``lfs`` reports it; None without stripes."""
     is_directory = at.is_dir()
     text = _lfs(["getstripe", *(["-d"] if is_directory else []), str(at)])
     if expected_nbytes is None and not is_directory:
@@ -206,7 +202,7 @@ def _lustre(at: Path, expected_nbytes: int | None, kind: str) -> Stripe | None:
 
 
 def _lfs(arguments: Sequence[str]) -> str:
-    """Return what ``lfs`` prints, or nothing if it is not there, fails or hangs."""
+    """Return the output of ``lfs``; empty if it is missing, fails or hangs."""
     program = shutil.which("lfs")
     if program is None:
         return ""

@@ -39,14 +39,14 @@ def begin_attempts(directory: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC, Generic[R]):
-    """A task as it travels.
+    """A task that is sent to a worker.
 
     Attributes
     ----------
     attempts
-        Where it is done; above is where what it makes gets its name.
+        Directory of attempts, inside the directory of the results.
     name
-        Of the directory that it makes.
+        Name of the result in that directory.
     durable
         Whether to wait for the disk.
     """
@@ -70,7 +70,7 @@ class Task(ABC, Generic[R]):
         """Do the work in an empty directory, durably if it is to be."""
 
     def put(self, directory: Path) -> None:
-        """Give what was made in a directory its name, unless another attempt was faster."""
+        """Rename a finished directory to its final name, unless another attempt was faster."""
         directory.rename(self.made)
 
 
@@ -94,14 +94,16 @@ def run_tasks(
     tasks: Iterable[T],
     ahead: Callable[[], int] | None = None,
 ) -> Generator[tuple[T, Any], None, None]:
-    """Yield each task with what it returned when its directory is seen here.
+    """Yield each task and its result, once its directory is visible here.
 
     Parameters
     ----------
-    executor, ahead
-        As of `executors.run`.
+    executor
+        The workers.
     tasks
-        Of one directory.
+        Tasks with one directory of attempts.
+    ahead
+        Returns the number of tasks to hand out ahead, as for `executors.run`.
     """
     with closing(executors.run(executor, do, tasks, ahead)) as results:
         for task, result in results:

@@ -21,7 +21,7 @@ from dsprep.formats.base import Source, State, Writer
 from dsprep.writing.plan import Cast, apply_casts
 
 CHECKPOINT_NBYTES = 256 << 20
-"""Payload between two records of the position."""
+"""Payload bytes between two records of the position."""
 
 
 Done: TypeAlias = tuple[int, int | None]
@@ -39,18 +39,18 @@ class ShardCopy:
     Parameters
     ----------
     samples
-        Those of the source that are the output, half-open.
+        Half-open range of the samples of the source that are copied.
     ranges
         The pieces still to be copied, in order, as ranges of source samples.
     casts
-        Changes of dtype on the way.
+        Changes of dtype by field name.
     workers
-        Threads.
+        Number of threads.
     save
         Called with (samples done, writer state) when a position is durable; None: no position is
         recorded, and nothing waits for the disk.
     checkpoint_nbytes
-        Payload between two calls of `save`.
+        Payload bytes between two calls of `save`.
 
     Attributes
     ----------

@@ -93,7 +93,7 @@ class UploadStaging(Staging):
 
     @override
     def _load(self, name: str, ignore: bool = False) -> dict[str, Any] | None:
-        """Return what was recorded; of the job, what the claim says, which is all that counts."""
+        """Return a record; for the job, the claim in the store, which alone counts."""
         claim = self._claim
         if ignore or claim is None:
             return None

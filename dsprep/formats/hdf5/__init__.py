@@ -69,7 +69,7 @@ class Hdf5(WritableFormat):
         payload: int = 0,
         name: str = "",
     ) -> FilePlan:
-        """Return how the fields will be stored; the spool has all values of unknown size."""
+        """Return the plan of a file; the spool holds all values of unknown size."""
         from dsprep.formats.hdf5.plan import estimate, lay_out
         from dsprep.formats.hdf5.write import Hdf5Writer
 

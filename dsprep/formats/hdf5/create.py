@@ -261,7 +261,7 @@ def allocate(path: Path, file: Hdf5Plan) -> None:
 
 
 def find(path: Path, file: Hdf5Plan) -> list[Grid]:
-    """Return where the rows of all parts are.
+    """Return the grid of chunks of each part.
 
     Raises
     ------

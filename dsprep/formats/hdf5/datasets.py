@@ -57,7 +57,7 @@ class StoredType:
 
     @property
     def dtype(self) -> DType:
-        """Of the elements."""
+        """The dtype of the elements."""
         return self.carrier.dtype
 
     @property
@@ -88,9 +88,9 @@ def _unreadable(dataset: Any) -> str | None:
 
 
 def stored_type_of(dataset: Any, where: object, *, attributed: bool = True) -> StoredType | str:
-    """Return what an `h5py.Dataset` holds, or why it cannot be a field.
+    """Return the stored type of an `h5py.Dataset`, or the reason why it cannot be a field.
 
-    `attributed` is whether it has attributes.
+    `attributed` states whether it has attributes.
     """
     import h5py
 

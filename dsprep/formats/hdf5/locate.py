@@ -123,7 +123,7 @@ def grid_of(dataset: Any) -> tuple[int, ...]:
 
 
 def chunk_table(dataset: Any, file_nbytes: int) -> NDArray[Any] | None:
-    """Return where the chunks of a dataset are.
+    """Return offsets and sizes of the chunks of a dataset.
 
     Returns
     -------

@@ -240,7 +240,7 @@ class Hdf5Plan:
         The groups, and whether there are any, the chunks of each back to back; without, all samples
         are one.
     plans
-        How each field is stored, in the schema's order.
+        Plans of the fields, in the schema's order.
     parts
         The datasets with bytes; in the order in which they are in a group.
     totals
@@ -315,7 +315,7 @@ class Hdf5Plan:
 
 
 def lay_out(schema: Schema, options: WriteOptions, grouping: Grouping) -> Hdf5Plan:
-    """Return how a file of these samples will be, if HDF5 can hold it."""
+    """Return the plan of a file of these samples."""
     if grouping.plain:
         plans = plan(schema, options, grouping.total)
         totals = {name: int(number.sum()) for name, number in grouping.rows.items()}

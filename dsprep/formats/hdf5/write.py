@@ -301,7 +301,7 @@ def _offsets(grid: Grid) -> Ints:
 
 
 def _rows(file: Hdf5Plan, part: AllocatedDataset, batch: Batch, group: int, arena: Arena) -> Array:
-    """Return what samples of one group put into a dataset: a C-contiguous array."""
+    """Return the rows of a dataset for samples of one group: a C-contiguous array."""
     name = part.plan.field.name
     column = batch[name]
     if not isinstance(column, Ragged):

@@ -242,7 +242,7 @@ class Grid:
         return header_nbytes(plan.key(last, self.options.zarr_format)) if self.zipped else 0
 
     def _rows_of_groups(self, number: int) -> Ints:
-        """Return how many rows of an array each group has: int64, ``(groups,)``."""
+        """Return the rows of an array in each group: int64, ``(groups,)``."""
         plan = self.arrays[number]
         if plan.role == "values":
             return np.asarray(self.grouping.rows[plan.field.name], np.int64)

@@ -57,7 +57,7 @@ class ArrayPlan:
     role
         ``samples``: a fixed field; ``values``, ``first`` and ``count``: the parts of a ragged one.
     carrier
-        How its elements are stored.
+        Storage of its elements.
     inner
         The shape of a row as stored.
     chunk, file
@@ -65,7 +65,7 @@ class ArrayPlan:
     sharded
         Whether a file is a shard with an index.
     codec
-        How chunks are compressed; None: they are not.
+        Compression of chunks; None: uncompressed.
     whole_files
         Whether pieces consist of whole files, so that a piece can be compressed when it comes.
     """
@@ -104,7 +104,7 @@ class ArrayPlan:
         return replace(self, chunk=max(1, rows), file=max(1, rows))
 
     def files(self, rows: int) -> int:
-        """Return how many files `rows` rows take."""
+        """Return the number of files of `rows` rows."""
         return -(-rows // self.file) if self.row_nbytes else 0
 
     @property
@@ -113,11 +113,11 @@ class ArrayPlan:
         return self.chunk * self.row_nbytes
 
     def file_rows(self, rows: int, i: int) -> int:
-        """Return how many of `rows` rows are in file `i`."""
+        """Return the number of `rows` rows that are in file `i`."""
         return min(self.file, rows - i * self.file)
 
     def chunks(self, rows: int) -> int:
-        """Return how many chunks `rows` rows take."""
+        """Return the number of chunks of `rows` rows."""
         return -(-rows // self.chunk)
 
     def stored_nbytes(self, rows: int) -> int:

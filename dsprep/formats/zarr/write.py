@@ -413,7 +413,7 @@ class ZarrWriter(Writer):
         return FileLayout(self._grid.grouping.total, columns=columns)
 
     def _located(self, number: int) -> LocatedGrid | None:
-        """Return where the chunks of an array are; None if it has no bytes."""
+        """Return the grid of the chunks of an array; None if it has no bytes."""
         plan, rows = self.arrays[number], self._grid.rows[number]
         if not rows * plan.row_nbytes:
             return None

@@ -41,7 +41,7 @@ def is_zip(path: Path) -> bool:
 
 
 def local_header(name: str, nbytes: int, crc32: int) -> bytes:
-    """Return what is right before the bytes of a member."""
+    """Return the local header of a member."""
     text = name.encode()
     fields = (20, _flags(text), 0, 0, DATE, crc32, nbytes, nbytes, len(text), 0)
     return struct.pack("<4sHHHHHIIIHH", b"PK\3\4", *fields) + text

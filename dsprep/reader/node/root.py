@@ -219,7 +219,7 @@ class _Session:
 
 
 def _read(ledger: Ledger) -> list[tuple[int, dict[str, float]]]:
-    """Return what was read since the last call, by epoch."""
+    """Return statistics of reads since the last call, by epoch."""
     return [(s.epoch, {name: getattr(s, name) for name in READ}) for s in ledger.take()]
 
 

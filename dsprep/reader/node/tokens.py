@@ -33,7 +33,7 @@ class Tokens(Protocol):
     count: int
 
     def take(self, number: int) -> Any:
-        """Return what holds a number; None if somebody has it."""
+        """Return the token of a number; None if another process holds it."""
 
     def release(self, token: Any) -> None:
         """Give a number back."""
