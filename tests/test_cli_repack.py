@@ -6,10 +6,9 @@ import sys
 
 import h5py
 import pytest
-from support import cli, cli_error
+from support import cli
 
 from dsprep.verbs import break_even
-from dsprep.writing.staging import Staging
 
 
 def test_nothing_is_measured_twice():
@@ -37,19 +36,6 @@ def test_the_memory_that_is_named_suffices(samples, tmp_path):
         if done.code:
             assert "does not fit in the memory" in done.err
             cli(*words, done.err.split("at least ")[1].split(",")[0].replace(" ", ""))
-
-
-def test_a_leftover_of_other_options_is_told_in_words(train, tmp_path, monkeypatch):
-    def killed(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Staging, "publish", killed)
-    words = ("repack", train, tmp_path / "o.h5", "-b")
-    cli(*words, 10, code=130)
-    monkeypatch.undo()
-    told = cli_error(*words, 20, "--shuffle", 1)
-    assert "--shuffle" in told.split("(other: ")[1].split(")")[0]
-    assert "--restart to discard what it left" in told
 
 
 # --- the plan ----------------------------------------------------------------------------------

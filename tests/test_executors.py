@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import pickle
 import signal
@@ -32,13 +33,7 @@ from support import (
 import dsprep
 from dsprep import errors, executors
 from dsprep.core.schema import Field, Schema
-from dsprep.errors import (
-    AmbiguousError,
-    DsprepError,
-    ExecutorError,
-    ReadError,
-    UsageError,
-)
+from dsprep.errors import AmbiguousError, DsprepError, ExecutorError, ReadError, UsageError
 from dsprep.executors import processes
 from dsprep.executors.mpi import launched
 from dsprep.sidecar.spec import sidecar_path
@@ -339,33 +334,23 @@ def test_two_attempts_at_a_shard(to, origin, tmp_path, monkeypatch):
 # --- the seam ----------------------------------------------------------------------------------
 
 
-def test_provenance_starts_as_many_processes_as_asked(origin, tmp_path, monkeypatch):
-    counts = []
+@pytest.mark.parametrize("many", [1, 100, None])
+def test_processes_examine_files(many, origin, tmp_path, monkeypatch):
+    """As many as asked, or, of many files, unasked."""
+    made = []
 
     def opened(workers, scheduler):
-        counts.append(workers)
-        return ThreadPoolExecutor(2)
+        made.append((workers, ThreadPoolExecutor(2)))
+        return made[0][1]
 
     monkeypatch.setattr(processes, "opened", opened)
-    words = ["provenance", *executor_job.files(origin / "fixed-files"), "--checksums"]
-    words += ["--out", tmp_path / "s.json", "--executor", "processes", "--workers", 3]
-    cli(*words, code=None)
-    assert counts == [3]
-
-
-@pytest.mark.parametrize("many", [1, 100])
-def test_processes_examine_many_files_unasked(many, origin, tmp_path, monkeypatch):
-    pools = []
-
-    def opened(workers, scheduler):
-        pools.append(ThreadPoolExecutor(2, "many"))
-        return pools[0]
-
-    monkeypatch.setattr(processes, "opened", opened)
-    monkeypatch.setattr(create_sidecar, "MANY", many)
-    cli("provenance", *executor_job.files(origin / "fixed-files"), "--out", tmp_path / "s.json")
-    (pool,) = pools
-    assert bool(pool._threads) == (many == 1)
+    monkeypatch.setattr(create_sidecar, "MANY", many or 100)
+    more = () if many else ("--executor", "processes", "--workers", 3)
+    files = executor_job.files(origin / "fixed-files")
+    cli("provenance", *files, "--out", tmp_path / "s.json", *more)
+    ((workers, pool),) = made
+    assert bool(pool._threads) == (many != 100)
+    assert many or workers == 3
 
 
 def test_few_tasks_are_under_way_and_the_first_error_is_raised():
@@ -401,24 +386,13 @@ def test_few_tasks_are_under_way_and_the_first_error_is_raised():
         assert list(executors.run(pool, abs, [])) == []
 
 
-def test_as_many_tasks_are_under_way_as_keep_all_workers_busy():
-    def handed(workers):
-        count = 0
-
-        class Pool(ThreadPoolExecutor):
-            num_workers = workers
-
-            def submit(self, *task):
-                nonlocal count
-                count += 1
-                return super().submit(*task)
-
-        with Pool(1) as pool:
-            next(executors.run(pool, abs, range(100_000)))
-        return count
-
-    assert handed(None) == 64
-    assert handed(9216) == 18432
+@pytest.mark.parametrize(("workers", "most"), [(None, 64), (9216, 18432)])
+def test_as_many_tasks_are_under_way_as_keep_all_workers_busy(workers, most):
+    tasks = itertools.count()
+    with ThreadPoolExecutor(1) as pool:
+        pool.num_workers = workers
+        next(executors.run(pool, abs, tasks))
+    assert next(tasks) == most
 
 
 @pytest.mark.parametrize("name", POOLS)

@@ -27,17 +27,6 @@ def produce(staging, text="new"):
     (staging.data / staging.target.name).write_text(text)
 
 
-def test_nothing_is_visible_before_publish(tmp_path):
-    target = tmp_path / "out"
-    with Staging(target, JOB) as staging:
-        produce(staging)
-        assert not target.exists()
-        staging.publish(CONTENT, b"")
-        assert target.read_text() == "new"
-        staging.discard()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "out.dsprep.json"]
-
-
 def test_existing_target_is_refused_or_replaced(tmp_path):
     target = tmp_path / "out"
     target.write_text("old")
@@ -130,10 +119,6 @@ def test_damaged_record_is_refused_with_the_way_out(tmp_path):
     (partial_path(target) / "job.json").write_text("{")
     fails(lambda: Staging(target, JOB), FormatError, "restart=True")
     Staging(target, JOB, restart=True).close()
-
-
-def test_missing_directory(tmp_path):
-    fails(lambda: Staging(tmp_path / "no" / "out", JOB), TargetError, "no such directory")
 
 
 # --- what somebody else has put where it is made -------------------------------------------------

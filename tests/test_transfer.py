@@ -159,11 +159,6 @@ def test_leaving_early_ends_all_threads():
     assert threading.active_count() == before
 
 
-def test_an_empty_shard_is_copied():
-    source = MemorySource(SCHEMA, take(BATCH, 0, 0))
-    assert list(ShardCopy(source, ListWriter({}), (0, 0), iter(()), {}, 2).run()) == []
-
-
 @pytest.mark.parametrize("verb", [dsprep.convert, dsprep.repack])
 @pytest.mark.parametrize("to", formats.WRITTEN)
 def test_the_last_sample_is_read_back(verb, to, tmp_path, monkeypatch):
