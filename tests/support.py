@@ -287,8 +287,8 @@ def flip_sampled(path: Path) -> None:
         at -= size
 
 
-def forked(work: Callable[[], Any]) -> int:
-    """Do something in a child of this process; return its exit code: 1 if it raised an error."""
+def started(work: Callable[[], Any]) -> int:
+    """Do something in a child of this process, which exits with 1 if it fails; its number."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -297,7 +297,12 @@ def forked(work: Callable[[], Any]) -> int:
             code = 0
         finally:
             os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return child
+
+
+def forked(work: Callable[[], Any]) -> int:
+    """Do something in a child of this process; return its exit code: 1 if it raised an error."""
+    return os.waitstatus_to_exitcode(os.waitpid(started(work), 0)[1])
 
 
 def kill_at(step: int) -> Callable[[Any, str], None]:

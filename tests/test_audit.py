@@ -132,8 +132,8 @@ def test_it_counts_what_readers_deliver(root):
                     np.add.at(count, batch["y"], 1)
     assert found.repeats == (1, 1, 2)
     assert len(found.epochs) == 4
-    assert [e.more for e in found.epochs] == [(c > 1).sum() for c in times]
-    assert [e.once for e in found.epochs] == [(c == 1).sum() for c in times]
+    delivered = [((c == 1).sum(), (c > 1).sum()) for c in times]
+    assert [(e.once, e.more) for e in found.epochs] == delivered
     assert (np.sign(times[0]) + np.sign(times[1]) + np.sign(times[2]) == 1).all()
 
 
@@ -162,16 +162,8 @@ def twice(kept=[]):  # noqa: B006
 
 WRONG_PARTS = [  # the groups of a pass; where that is noticed first, and in which words
     (twice(), (0, 2, 0), "in an earlier mini-epoch as well"),
-    (
-        lambda which, g: np.sort(g)[which.part == 1 :],
-        (0, 3, 1),
-        f"in no mini-epoch of this epoch: {GROUP}",
-    ),
-    (
-        lambda which, g: g[which == Pass(5, 0, 2, 1) :],
-        (0, 2, 1),
-        "not those of the first pass",
-    ),
+    (lambda which, g: np.sort(g)[which.part == 1 :], (0, 3, 1), f"of this epoch: {GROUP}"),
+    (lambda which, g: g[which == Pass(5, 0, 2, 1) :], (0, 2, 1), "not those of the first pass"),
 ]
 
 
@@ -261,7 +253,7 @@ def test_impossible_arguments(root, monkeypatch):
 
 
 def test_memory_and_progress(tmp_path):
-    n = 3_000_000
+    n = 1_000_000
     with h5py.File(tmp_path / "many.h5", "w") as file:
         file["x"] = np.zeros(n, "u1")
     dsprep.provenance(tmp_path / "many.h5")
@@ -269,7 +261,7 @@ def test_memory_and_progress(tmp_path):
     tracemalloc.start()
     for shuffle in SHUFFLES:
         dsprep.audit(
-            tmp_path / "many.h5", 64, 32, epochs=2, buffer_size=50_000, shuffle=shuffle,
+            tmp_path / "many.h5", 64, 32, epochs=2, buffer_size=20_000, shuffle=shuffle,
             progress=lambda done, total: told.append((done, total)),
         )  # fmt: skip
     peak = tracemalloc.get_traced_memory()[1]

@@ -60,14 +60,12 @@ def datasets(tmp_path_factory):
             folder = tmp_path_factory.mktemp("set")
             name, *words = kind.split()
             schema = MIXED if "ragged" in words else FIXED
+            options = {"shard_size": 30} if "files" in words else {}
+            options |= {"compress": COMPRESSED[name]} if "packed" in words else {}
             if "plain" in words:
                 written(folder / name, schema, COUNT)
-            elif "files" in words:
-                repacked(folder, name, schema, shard_size=30)
-            elif "packed" in words:
-                repacked(folder, name, schema, compress=COMPRESSED[name])
             else:
-                repacked(folder, name, schema)
+                repacked(folder, name, schema, **options)
             made[kind] = folder / name
         return made[kind]
 
@@ -307,9 +305,3 @@ def test_ranks_of_a_node_that_one_reads_for(datasets, tmp_path, monkeypatch):
     for reader in reversed(readers):
         reader.close()
     assert assert_kept(path, cache) == 13
-
-
-# --- processes, and states -------------------------------------------------------------------
-
-
-# --- names -----------------------------------------------------------------------------------

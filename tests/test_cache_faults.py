@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import written
+from support import started, written
 
 import dsprep
 from dsprep.cache import copier
@@ -91,19 +91,6 @@ def the_copy(cache: Path) -> Path:
     folder = CacheFolder(cache)
     (name,) = folder.names()
     return folder.root / name
-
-
-def forked(work: Any) -> int:
-    """Do something in a child; return its number."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    return pid
 
 
 def slow(cache: Path, bandwidth: str) -> dsprep.Cache:
@@ -257,7 +244,7 @@ def held(path: Path, directory: bool = False) -> int:
             path.with_name("held").touch()
             time.sleep(60)
 
-    child = forked(hold)
+    child = started(hold)
     until(lambda: path.with_name("held").exists())
     return child
 
@@ -319,7 +306,7 @@ def filling(path: Path, cache: Path, count: int = 5) -> int:
         with dsprep.Reader(path, 8, cache=slow(cache, "400kB/s")) as reader:
             checked(reader)
 
-    child = forked(work)
+    child = started(work)
     until(lambda: cache.exists() and any(CacheFolder(cache).names()))
     states = the_copy(cache) / "state"
     until(lambda: (np.fromfile(states, np.uint8) == READY).sum() >= count)

@@ -102,14 +102,10 @@ def test_ranges_are_read_by_few_requests(server):
     assert file.pread(10, NBYTES) == b""
     assert file.pread(NBYTES, 0) == DATA.tobytes()
     fails(lambda: read(file, [NBYTES - 5], [6]), FormatError, "ends too early")
-
-
-def test_small_reads_come_from_few_blocks(server):
-    file = paths.open_file("s3://b/data")
-    assert server.stat["requests"] == 1
+    server.stat["requests"] = 0
     for at in range(0, NBYTES - 12, 20_011):
         assert file.pread(12, at) == DATA[at : at + 12].tobytes()
-    assert server.stat["requests"] <= 5
+    assert server.stat["requests"] <= 4
 
 
 @pytest.mark.parametrize("fault", ["500", "503", "reset", "short"])
@@ -174,12 +170,9 @@ def test_errors_of_names(server, tmp_path):
     with pytest.raises(FileNotFoundError):
         dsprep.open("s3://b/missing.h5")
     fails(lambda: dsprep.open("s3:///x.h5"), UsageError, "names no bucket")
-    with pytest.raises(UsageError, match="a query") as caught:
-        dsprep.open("https://host/x.h5?X-Amz-Signature=secret-secret")
-    assert "secret-secret" not in str(caught.value)
-    with pytest.raises(UsageError, match="names no bucket") as caught:
-        dsprep.open("https://user:secret-secret@host/x.h5")
-    assert "secret-secret" not in str(caught.value)
+    for name in ("host/x.h5?X-Amz-Signature=secret-secret", "user:secret-secret@host/x.h5"):
+        told = fails(lambda: dsprep.open(f"https://{name}"), UsageError)
+        assert "secret-secret" not in str(told)
     fails(lambda: list(paths.scan("http://127.0.0.1:9/d")), UnsupportedError, "no list")
 
 

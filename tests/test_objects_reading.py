@@ -11,15 +11,13 @@ from io import BytesIO
 import h5py
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 pytest.importorskip("obstore")
 
 from object_server import KEYS, forget, serving
-from support import fails
+from support import cli, fails
 
 import dsprep
-from dsprep.cli import app
 from dsprep.errors import LocatedWarning, UsageError
 from dsprep.reader.defaults import units_ahead
 from dsprep.sidecar.sidecar import Sidecar
@@ -90,12 +88,9 @@ def ids_of(reader):
 
 def test_units_are_read_ahead_by_bytes(url, local):
     assert [units_ahead(mib << 20) for mib in (1, 5, 64, 512)] == [31, 26, 2, 1]
-    with dsprep.Reader(url, 32) as reader:
-        assert (reader.threads, reader._settings.buffers) == (31, 32)
-    with dsprep.Reader(url, 32, buffers=4) as reader:
-        assert (reader.threads, reader._settings.buffers) == (3, 4)
-    with dsprep.Reader(url, 32, io_threads=2) as reader:
-        assert (reader.threads, reader._settings.buffers) == (2, 3)
+    for options, threads in (({}, 31), ({"buffers": 4}, 3), ({"io_threads": 2}, 2)):
+        with dsprep.Reader(url, 32, **options) as reader:
+            assert (reader.threads, reader._settings.buffers) == (threads, threads + 1)
     with dsprep.Reader(local / "g.h5", 32) as reader:
         assert reader.threads <= 4
 
@@ -200,10 +195,9 @@ def test_processes_write_what_threads_write(server, tmp_path):
 
 
 def run(*words, code=0):
-    done = CliRunner().invoke(app, [str(w) for w in words])
-    assert done.exit_code == code, done.output
-    assert not any(secret in done.output for secret in KEYS.values())
-    return json.loads(done.stdout) if "--json" in words else done.output
+    done = cli(*words, code=code)
+    assert not any(secret in done.said for secret in KEYS.values())
+    return done.json() if "--json" in words else done.said
 
 
 def test_commands_take_urls(url, local, tmp_path, monkeypatch):
@@ -218,17 +212,15 @@ def test_commands_take_urls(url, local, tmp_path, monkeypatch):
         assert [(r["offset"], r["length"]) for r in rows] == [
             (e.offset, e.length) for e in sidecar.extents([3])
         ]
-    assert "affine" in run("provenance", url, "--show") or "i *" in run("provenance", url, "--show")
-    assert "valid" in run("provenance", url, "--check")
+    assert "i *" in run("provenance", url, "--show")
     assert "valid" in run("provenance", url, "--check", "--full")
     run("provenance", url, "--checksums", "--out", "x.dsprep.json")
     assert "valid" in run("provenance", url, "--out", "x.dsprep.json", "--check")
     words = ("--tier", "1MB", "-M", 8, "--compute", "1ms", "--storage", "cori", "-E", 2)
     assert "mini-epochs" in run("plan", url, *words)
     run("audit", url, "-P", 2, "-M", 8, "--sidecar", f"{url}.dsprep.json")
-    assert "not a kind of store" in run(
-        "audit", url, "-P", 2, "-M", 8, "--sidecar", "ftp://b", code=2
-    )
+    told = run("audit", url, "-P", 2, "-M", 8, "--sidecar", "ftp://b", code=2)
+    assert "not a kind of store" in told
     run("stage", url, "-P", 1, "--ranks-per-node", 1, "-M", 8, "--to", "cache", "--node", 0)
     assert "s3://b/g.h5" in run("cache", "list", "cache")
     run("convert", url, "out.zarr")

@@ -56,6 +56,11 @@ def origins(tmp_path_factory):
     return made
 
 
+@pytest.fixture
+def origin(origins):
+    return origins["fixed"][2]
+
+
 def repacked(path: Path, target: Path, **options):
     options = {"buffer_size": 64, "stripe_size": "4KiB", "durable": False, **options}
     return dsprep.repack(path, target, **options)
@@ -93,9 +98,8 @@ def test_one_read_fetches_a_group(target, origins, tmp_path, monkeypatch):
     assert_same_batch(found, taken(batch, range(128, 192)), schema)
 
 
-def test_verify_compares_checksums(origins, tmp_path):
+def test_verify_compares_checksums(origin, tmp_path):
     """Damage that the cheap check cannot see, in a field that is not compared."""
-    _, _, origin = origins["fixed"]
     out = tmp_path / "out.h5"
     repacked(origin, out, stripe_size="64KiB")
     with dsprep.Sidecar.open(out) as opened:
@@ -135,8 +139,7 @@ def test_a_global_shuffle(memory, origins, tmp_path):
     assert content["lineage"]["shuffle"] == 5
 
 
-def test_splits_do_not_leak(origins, tmp_path):
-    _, _, origin = origins["fixed"]
+def test_splits_do_not_leak(origin, tmp_path):
     shares = "train=0.7,val=0.2,test=0.1"
     report = repacked(
         origin, tmp_path / "set.h5", split=shares, group_by="label", shuffle=2, duplicate=2
@@ -223,8 +226,7 @@ class Killed(BaseException):
     """Stands for the end of the process."""
 
 
-def test_interrupted_splits_go_on_with_what_is_missing(origins, tmp_path, monkeypatch):
-    _, _, origin = origins["fixed"]
+def test_interrupted_splits_go_on_with_what_is_missing(origin, tmp_path, monkeypatch):
     whole, done = tmp_path / "whole", []
     whole.mkdir()
     options = {"split": "train=0.5,val=0.3,test=0.2", "shuffle": 1}
@@ -263,8 +265,7 @@ def test_interrupted_splits_go_on_with_what_is_missing(origins, tmp_path, monkey
         assert digests(broken) == digests(whole)
 
 
-def test_all_targets_are_checked_before_one_is_made(origins, tmp_path):
-    _, _, origin = origins["fixed"]
+def test_all_targets_are_checked_before_one_is_made(origin, tmp_path):
     (tmp_path / "set-test.h5").write_bytes(b"precious")
     with pytest.raises(TargetError, match="exists"):
         repacked(origin, tmp_path / "set.h5", split="train=0.5,test=0.5")
@@ -284,9 +285,8 @@ def test_parts_and_shards_of_zip_stores_are_zip_stores(name, origins, tmp_path):
         assert_same_batch(source[:], batch, schema)
 
 
-def test_a_killed_first_pass_is_continued(origins, tmp_path, monkeypatch):
+def test_a_killed_first_pass_is_continued(origin, tmp_path, monkeypatch):
     """Its record is not discarded with the rest, and its files go in the end."""
-    _, _, origin = origins["fixed"]
     options = {"shuffle": 5, "memory": "40MB", "workers": 1, "durable": True}
     monkeypatch.setattr(shuffle, "_choose", lambda *_: "buckets")
     monkeypatch.setattr(shuffle, "UNSYNCED_NBYTES", 0)
@@ -308,13 +308,11 @@ def test_a_killed_first_pass_is_continued(origins, tmp_path, monkeypatch):
     assert not (tmp_path / ".b.h5.dsprep-partial").exists()
 
 
-def test_the_source_is_never_the_target(origins):
-    _, _, origin = origins["fixed"]
+def test_the_source_is_never_the_target(origin):
     fails(lambda: repacked(origin, origin), UsageError, "holds the source")
 
 
-def test_all_splits_fit_or_none_is_made(origins, tmp_path, monkeypatch):
-    _, _, origin = origins["fixed"]
+def test_all_splits_fit_or_none_is_made(origin, tmp_path, monkeypatch):
     options = {"split": "a=0.5,b=0.5"}
     needed = 700 * FIXED.fixed_nbytes
     free = [needed * 3 // 4]  # for one of two
@@ -339,9 +337,8 @@ def test_all_splits_fit_or_none_is_made(origins, tmp_path, monkeypatch):
     ],
 )
 def test_the_target_is_no_part_of_the_source_to_come(
-    command, source, target, refused, origins, tmp_path, monkeypatch
+    command, source, target, refused, origin, tmp_path, monkeypatch
 ):
-    _, _, origin = origins["fixed"]
     (tmp_path / "set" / "deep").mkdir(parents=True)
     for name in ("a1.h5", "a2.h5"):
         (tmp_path / "set" / name).write_bytes(origin.read_bytes())

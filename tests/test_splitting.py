@@ -51,9 +51,8 @@ def test_every_sample_lands_in_one_split(count, seed):
 
 
 def test_counts_are_exact_and_repeatable():
-    found, again, other = (
-        {n: v.tolist() for n, v in assign(1000, THIRDS, s).items()} for s in (1, 1, 2)
-    )
+    made = [assign(1000, THIRDS, seed) for seed in (1, 1, 2)]
+    found, again, other = ({n: v.tolist() for n, v in split.items()} for split in made)
     assert [len(v) for v in found.values()] == [800, 100, 100]
     assert found == again
     assert found["val"] != other["val"]
