@@ -243,6 +243,12 @@ def sidecar_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.dsprep.json")
 
 
+def files_of(directory: Path) -> dict[str, bytes]:
+    """The bytes of all files in a directory but sidecars, which name the time."""
+    files = (p for p in sorted(directory.rglob("*")) if p.is_file() and ".dsprep." not in p.name)
+    return {str(p.relative_to(directory)): p.read_bytes() for p in files}
+
+
 def ranks(count: int) -> list[dict[str, int]]:
     """The arguments of a Reader that say its place among so many, for each of them."""
     return [{"rank": rank, "world_size": count} for rank in range(count)]

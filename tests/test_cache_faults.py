@@ -93,10 +93,6 @@ def the_copy(cache: Path) -> Path:
     return folder.root / name
 
 
-def slow(cache: Path, bandwidth: str) -> dsprep.Cache:
-    return dsprep.Cache(cache, bandwidth=bandwidth)
-
-
 def until(happened: Any, seconds: float = 10.0) -> None:
     end = time.monotonic() + seconds
     while not happened():
@@ -184,7 +180,7 @@ def test_a_damaged_group_is_noticed_by_verify_and_read_again_as_a_whole(origin, 
 @pytest.mark.parametrize("cut", [True, False])
 def test_files_that_somebody_removes_or_cuts_off_are_not_taken_for_filled(origin, tmp_path, cut):
     """As programs do that remove what was not read for long."""
-    with dsprep.Reader(origin, 8, cache=slow(tmp_path, "2MB/s")) as reader:
+    with dsprep.Reader(origin, 8, cache=dsprep.Cache(tmp_path, bandwidth="2MB/s")) as reader:
         loop = iter(reader)
         checked([next(loop)])
         states = the_copy(tmp_path) / "state"
@@ -303,7 +299,7 @@ def filling(path: Path, cache: Path, count: int = 5) -> int:
 
     def work() -> None:
         warnings.simplefilter("ignore")
-        with dsprep.Reader(path, 8, cache=slow(cache, "400kB/s")) as reader:
+        with dsprep.Reader(path, 8, cache=dsprep.Cache(cache, bandwidth="400kB/s")) as reader:
             checked(reader)
 
     child = started(work)
@@ -337,7 +333,7 @@ def test_a_job_goes_on_filling_when_the_other_one_is_killed(origin, tmp_path):
 def test_who_is_stopped_is_not_waited_for_for_ever(origin, tmp_path, monkeypatch, what):
     monkeypatch.setattr("dsprep.reader.cached.SLOW_SECONDS", 0.3)
     monkeypatch.setattr("dsprep.cache.folder.PATIENCE", 0.3)
-    with dsprep.Reader(origin, 8, cache=slow(tmp_path, "10kB/s")) as reader:
+    with dsprep.Reader(origin, 8, cache=dsprep.Cache(tmp_path, bandwidth="10kB/s")) as reader:
         reader._cache.begin(reader._segment())
         path = the_copy(tmp_path)
     ready = (np.fromfile(path / "state", np.uint8) == READY).sum()  # before it was closed
@@ -388,9 +384,10 @@ def test_a_disk_that_is_full_in_the_middle(origin, tmp_path, monkeypatch):
 
 def test_a_dataset_that_is_written_to_while_it_is_copied(tmp_path):
     path, cache = made(tmp_path), tmp_path / "cache"
+    tier = dsprep.Cache(cache, bandwidth="1MB/s")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CacheWarning)
-        with dsprep.Reader(path, 8, cache=slow(cache, "1MB/s"), buffers=2) as reader:
+        with dsprep.Reader(path, 8, cache=tier, buffers=2) as reader:
             loop = iter(reader)
             checked([next(loop)])
             with path.open("r+b") as file:

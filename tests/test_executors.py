@@ -191,7 +191,7 @@ def lose_a_process(origin, target, monkeypatch):
     return len([*root.glob("shard-*.json")])
 
 
-def interrupt(origin, target, monkeypatch, after):
+def interrupt(source, target, monkeypatch, after, **options):
     """Interrupt threads in the middle of a shard, with the position in it recorded."""
     cut = plan.pieces
 
@@ -203,14 +203,9 @@ def interrupt(origin, target, monkeypatch, after):
         patch.setattr(shards, "pieces", lambda *a, **k: cut(*a, **{**k, "target": 400}))
         patch.setattr(shards, "CHECKPOINT_NBYTES", 500)
         with pytest.raises(KeyboardInterrupt):
-            dsprep.convert(
-                origin / "mixed.tfrecord",
-                target,
-                to="tfrecord",
-                shard_size=30,
-                workers=1,
-                progress=stop,
-            )
+            dsprep.convert(source, target, workers=1, progress=stop, **options)
+    state = (target.parent / ".set.dsprep-partial" / "state.json").read_text()
+    assert '"writer": {' in state
 
 
 @pytest.fixture
@@ -277,12 +272,11 @@ def test_the_first_rank_ends_though_another_one_answers_no_more(origin, tmp_path
 
 
 def test_threads_processes_threads_processes(pool, origin, whole, tmp_path, monkeypatch):
-    interrupt(origin, tmp_path / "set", monkeypatch, 50)
-    state = (tmp_path / ".set.dsprep-partial" / "state.json").read_text()
-    assert '"writer": {' in state
+    source, options = origin / "mixed.tfrecord", {"to": "tfrecord", "shard_size": 30}
+    interrupt(source, tmp_path / "set", monkeypatch, 50, **options)
     done = lose_a_process(origin, tmp_path / "set", monkeypatch)
     assert 0 < done < 10
-    interrupt(origin, tmp_path / "set", monkeypatch, 250)
+    interrupt(source, tmp_path / "set", monkeypatch, 250, **options)
     report = executor_job.killed(origin, tmp_path / "set", pool("processes"))
     assert 30 * done <= report.resumed < COUNT
     assert_whole(tmp_path, whole)
@@ -478,23 +472,13 @@ def test_a_place_in_files_that_are_removed_is_forgotten_first(origin, tmp_path, 
     options = {"to": "zarr", "shard_size": 100}
     (tmp_path / "one").mkdir()
     dsprep.convert(origin / "fixed.h5", tmp_path / "one" / "set", **options)
-    cut, target = plan.pieces, tmp_path / "two" / "set"
+    target = tmp_path / "two" / "set"
     target.parent.mkdir()
-
-    def stop(samples, nbytes):
-        if samples >= 50:
-            raise KeyboardInterrupt
 
     def fail(task):
         raise ReadError("stopped", 1)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(shards, "pieces", lambda *a, **k: cut(*a, **{**k, "target": 400}))
-        patch.setattr(shards, "CHECKPOINT_NBYTES", 500)
-        with pytest.raises(KeyboardInterrupt):
-            dsprep.convert(origin / "fixed.h5", target, workers=1, progress=stop, **options)
-    state = (target.parent / ".set.dsprep-partial" / "state.json").read_text()
-    assert '"writer": {' in state
+    interrupt(origin / "fixed.h5", target, monkeypatch, 50, **options)
     with monkeypatch.context() as patch, ThreadPoolExecutor(1) as threads:
         patch.setattr(tasks, "do", fail)
         with pytest.raises(ReadError):

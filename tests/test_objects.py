@@ -197,6 +197,7 @@ def dataset(server, tmp_path):
     path = tmp_path / "x.npy"
     np.save(path, np.arange(40_000).reshape(4000, 10))
     server.put("/b/d/x.npy", path.read_bytes())
+    dsprep.provenance("s3://b/d/x.npy")
     return path
 
 
@@ -232,7 +233,6 @@ while not (requests._made and requests._made.under_way):
 
 
 def test_a_sidecar_names_the_version(server, dataset):
-    dsprep.provenance("s3://b/d/x.npy")
     server.stat["requests"] = 0
     with Sidecar.open("s3://b/d/x.npy") as sidecar:
         assert server.stat["requests"] == 1
@@ -251,7 +251,6 @@ def test_a_sidecar_names_the_version(server, dataset):
 
 
 def test_sidecars_move_between_disks_and_stores(server, dataset, tmp_path):
-    dsprep.provenance("s3://b/d/x.npy")
     for name in ("x.npy", "x.npy.dsprep.json"):
         (tmp_path / "copy" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "copy" / name).write_bytes(server.objects[f"/b/d/{name}"][0])
@@ -269,7 +268,6 @@ def test_sidecars_move_between_disks_and_stores(server, dataset, tmp_path):
 
 def test_epochs_under_faults(server, dataset):
     """Thousands of faults of all kinds: no wrong sample, and no hang."""
-    dsprep.provenance("s3://b/d/x.npy")
     expected = np.load(dataset)
     for fault in ("500", "503", "reset", "short"):
         server.set[fault] = 0.05

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import multiprocessing
 import os
@@ -18,7 +17,7 @@ import pytest
 pytest.importorskip("obstore")
 
 from object_server import forget, serving
-from support import cli, fails
+from support import cli, fails, files_of
 
 import dsprep
 from dsprep.errors import ChangedError, DsprepError, TargetError, UsageError
@@ -69,20 +68,9 @@ def source(tmp_path_factory):
 
 
 def objects(server):
-    """Digests of all objects but sidecars, by key in the bucket."""
-    return {
-        key.removeprefix("/b/"): hashlib.sha256(data).hexdigest()
-        for key, (data, _) in server.objects.items()
-        if ".dsprep." not in key
-    }
-
-
-def files(root):
-    return {
-        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in root.rglob("*")
-        if path.is_file() and ".dsprep." not in path.name
-    }
+    """All objects but sidecars, by key in the bucket."""
+    some = {key: data for key, (data, _) in server.objects.items() if ".dsprep." not in key}
+    return {key.removeprefix("/b/"): bytes(data) for key, data in some.items()}
 
 
 def check_clean(server, tmp_path):
@@ -121,7 +109,7 @@ def test_bytes_and_sidecar_are_those_of_a_local_run(verb, cut, suffix, source, s
     if verb is dsprep.repack:
         reports = [report.parts[0][1] for report in reports]
     assert len({(r.samples, r.files, r.bytes_out, r.copied, r.notes) for r in reports}) == 1
-    assert objects(server) == files(local.parent)
+    assert objects(server) == files_of(local.parent)
     one, other = Sidecar.open(local).content, Sidecar.open(f"s3://b/{name}").content
     assert one.layouts == other.layouts
     assert one.schema == other.schema
@@ -198,7 +186,7 @@ def test_killed_runs_continue_to_the_same_bytes(
     started = multiprocessing.get_context("forkserver")
     (tmp_path / "x").mkdir()
     dsprep.convert(source, tmp_path / "x" / "out", **options)
-    expected = {f"x/{name}": value for name, value in files(tmp_path / "x").items()}
+    expected = {f"x/{name}": value for name, value in files_of(tmp_path / "x").items()}
     for number in range(1, 40, step):
         server.objects.clear()
         if "overwrite" in options:
@@ -339,7 +327,7 @@ def test_overwrite(before, after, source, server, tmp_path, monkeypatch):
             assert np.array_equal(reading[40:90]["x"], X[40:90])
     (tmp_path / "local").mkdir()
     dsprep.convert(source, tmp_path / "local" / "out", **chosen)
-    assert objects(server) == files(tmp_path / "local")
+    assert objects(server) == files_of(tmp_path / "local")
     check_read("s3://b/out", 70)
     check_clean(server, tmp_path)
 
@@ -393,7 +381,7 @@ def test_split_and_shuffle(source, server, tmp_path):
     (tmp_path / "local").mkdir()
     for root in (tmp_path / "local", "s3://b"):
         dsprep.repack(source, f"{root}/set.h5", **options)
-    assert objects(server) == files(tmp_path / "local")
+    assert objects(server) == files_of(tmp_path / "local")
     check_read("s3://b/set-train.h5", 72)
     check_read("s3://b/set-val.h5", 18)
     check_clean(server, tmp_path)

@@ -11,7 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracles import SUFFIX
-from support import MIXED, assert_same_batch, cli, cli_error, fails, flip, random_batch, written
+from support import (
+    MIXED,
+    assert_same_batch,
+    cli,
+    cli_error,
+    fails,
+    files_of,
+    flip,
+    random_batch,
+    written,
+)
 from test_located import taken
 
 import dsprep
@@ -213,15 +223,6 @@ def test_warnings_are_of_the_json(origins, tmp_path):
     assert [w for w in ("ranks", "N/G") if w not in str(found["warnings"])] == []
 
 
-def digests(directory: Path) -> dict[str, bytes]:
-    """The bytes of all files but sidecars, which name the time."""
-    return {
-        str(p.relative_to(directory)): p.read_bytes()
-        for p in sorted(directory.rglob("*"))
-        if p.is_file() and not p.name.endswith(".dsprep.json")
-    }
-
-
 class Killed(BaseException):
     """Stands for the end of the process."""
 
@@ -262,7 +263,7 @@ def test_interrupted_splits_go_on_with_what_is_missing(origin, tmp_path, monkeyp
             assert [r.copied == 0 for _, r in report.parts] == [i < after for i in range(3)]
         else:  # all had been made: only records of it are left
             fails(lambda: repacked(origin, broken / "set.h5", **options), TargetError, "exists")
-        assert digests(broken) == digests(whole)
+        assert files_of(broken) == files_of(whole)
 
 
 def test_all_targets_are_checked_before_one_is_made(origin, tmp_path):

@@ -8,11 +8,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from support import fails
-from typer.testing import CliRunner
+from support import cli_error, fails, files_of
 
 import dsprep
-from dsprep.cli import app
 from dsprep.core.schema import Schema
 from dsprep.errors import FormatError, TargetError
 from dsprep.sidecar.spec import Content
@@ -136,10 +134,6 @@ def victim(tmp_path):
     return path
 
 
-def content(path: Path) -> dict[str, str]:
-    return {str(p.relative_to(path)): p.read_text() for p in path.rglob("*") if p.is_file()}
-
-
 def plant(how: str, victim: Path, target: Path, monkeypatch) -> Path:
     """Put something of somebody else where `target` is made; return what is to stay as it is."""
     work = partial_path(target)
@@ -167,21 +161,19 @@ def test_what_somebody_else_has_put_there_is_named_and_stays(how, victim, tmp_pa
         file["x"] = np.zeros((4, 5))
     target = tmp_path / "out.h5"
     kept = plant(how, victim, target, monkeypatch)
-    before = content(kept)
+    before = files_of(kept)
     for options in ({}, {"overwrite": True}, {"restart": True}, {"resumable": False}):
         with pytest.raises(TargetError, match=FIX) as caught:
             Staging(target, {**JOB, "source": "x"}, **options)
         assert str(partial_path(target)) in str(caught.value)
     for command in (["convert"], ["repack", "--buffer-size", "1"]):
-        more = [str(tmp_path / "in.h5"), str(target), *command[1:]]
         for words in ([], ["--overwrite"], ["--restart"]):
-            done = CliRunner().invoke(app, [command[0], *more, *words])
-            assert done.exit_code == 1
-            assert FIX in done.output
+            told = cli_error(command[0], tmp_path / "in.h5", target, *command[1:], *words)
+            assert FIX in told
     fails(lambda: discard(target), TargetError)
     with pytest.raises((TargetError, ValueError, FileNotFoundError)):
         dsprep.open(target)
-    assert content(kept) == before
+    assert files_of(kept) == before
     assert not (victim / "not there").exists()
     assert not target.exists()
 
