@@ -261,7 +261,7 @@ def test_memory_and_progress(tmp_path):
     tracemalloc.start()
     for shuffle in SHUFFLES:
         dsprep.audit(
-            tmp_path / "many.h5", 64, 32, epochs=2, buffer_size=20_000, shuffle=shuffle,
+            tmp_path / "many.h5", 64, 32, buffer_size=20_000, shuffle=shuffle,
             progress=lambda done, total: told.append((done, total)),
         )  # fmt: skip
     peak = tracemalloc.get_traced_memory()[1]

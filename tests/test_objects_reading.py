@@ -166,7 +166,7 @@ def _in_child(pipe, url):
         pipe.send(str(error))
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_fork_is_told_and_other_children_read(url, method):
     _count(url)
     ours, theirs = multiprocessing.Pipe()
