@@ -22,7 +22,7 @@ from support import (
     random_batch,
     written,
 )
-from test_located import taken
+from test_conformance import taken
 
 import dsprep
 from dsprep.core.schema import Field, Schema
@@ -84,7 +84,7 @@ def test_groups_in_any_order(target, origins, tmp_path):
     with dsprep.open(out) as source:
         assert isinstance(source, SidecarSource)
         order = np.random.default_rng(0).permutation(COUNT)
-        assert_same_batch(source.sidecar.read(order), taken(batch, order), schema)
+        assert_same_batch(source.sidecar.read(order), taken(batch, schema, order), schema)
         edges = group_edges(source.sidecar)
         assert len(edges) - 1 == plan.groups
         assert edges[-1] == COUNT
@@ -105,7 +105,7 @@ def test_one_read_fetches_a_group(target, origins, tmp_path, monkeypatch):
             monkeypatch.setattr(module, name, counted)
         found = opened.read(slice(128, 192))
     assert len(calls) == 1
-    assert_same_batch(found, taken(batch, range(128, 192)), schema)
+    assert_same_batch(found, taken(batch, schema, range(128, 192)), schema)
 
 
 def test_verify_compares_checksums(origin, tmp_path):
@@ -143,7 +143,7 @@ def test_a_global_shuffle(memory, origins, tmp_path):
         found = source[:]
     order = np.lexsort([found["image"][:, 0, 0].view("<u4"), found["label"]])
     same = np.lexsort([batch["image"][:, 0, 0].view("<u4"), batch["label"]])
-    assert_same_batch(taken(found, order), taken(batch, same), schema)
+    assert_same_batch(taken(found, schema, order), taken(batch, schema, same), schema)
     assert (found["label"] != batch["label"]).mean() > 0.9
     content = json.loads((tmp_path / "a.h5.dsprep.json").read_text())
     assert content["lineage"]["shuffle"] == 5
