@@ -59,11 +59,11 @@ def main() -> None:
             (plan,) = part.plans
             print(
                 f"{name}: {report.samples:,} samples in {part.groups} groups of "
-                f"{part.choice.samples}; {plan.reads} read per group, padding "
+                f"{part.group_size.samples}; {plan.reads} read per group, padding "
                 f"{plan.padding / plan.nbytes:.1%}"
             )
             for seed in range(2):
-                samples, seconds = epoch(target, part.choice.samples, seed)
+                samples, seconds = epoch(target, part.group_size.samples, seed)
                 print(f"  epoch {seed}: {samples / seconds:,.0f} samples/s")
 
 

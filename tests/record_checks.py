@@ -100,7 +100,7 @@ def write_groups(format, path, schema, batch, grouping, options=None, cuts=()):
     """Write a batch in groups, the pieces cut there too and written backwards."""
     options = WriteOptions() if options is None else options
     writer = create(format, path, schema, with_rows(grouping, batch), options, None)
-    edges = sorted({*grouping.edges.tolist(), *(() if writer.whole else cuts)})
+    edges = sorted({*grouping.edges.tolist(), *(() if writer.whole_groups else cuts)})
     feed(writer, batch, edges, backwards=True)
     writer.sync()
     writer.finish()

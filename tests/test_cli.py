@@ -30,8 +30,8 @@ FORMATS = sorted(SUFFIX)
 
 
 def test_of_very_many_files_some_are_looked_into(tmp_path, monkeypatch):
-    monkeypatch.setattr(dataset, "MANY", 20)
-    monkeypatch.setattr(dataset, "LOOKED_INTO", 3)
+    monkeypatch.setattr(dataset, "MANY_FILES", 20)
+    monkeypatch.setattr(dataset, "INSPECTED_FILES", 3)
     for i in range(40):
         np.save(tmp_path / f"{i}.npy", np.full(3, i))
     asked = ("inspect", tmp_path, "--sample-axis", "none", "--json")

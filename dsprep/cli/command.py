@@ -448,7 +448,7 @@ def sources_and_target(
     return paths[:-1], paths[-1]
 
 
-def opened(
+def open_source(
     paths: Sequence[str],
     options: OpenOptions,
     show: bool,

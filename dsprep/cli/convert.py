@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dsprep.cli.command import command, opened, sources_and_target
+from dsprep.cli.command import command, open_source, sources_and_target
 from dsprep.cli.report import (
     note,
     print_done,
@@ -65,7 +65,7 @@ def convert(
     output, run_options = parse_options(options)
     sources, target = sources_and_target("convert", paths, run_options.overwrite)
     reading = replace(reading, stop=parse_stop(output.samples))
-    with opened(sources, reading, not json, marked=True) as source:
+    with open_source(sources, reading, not json, marked=True) as source:
         job = plan_job(source, as_path(target), output)
         if dry_run:
             count_workers(job, run_options.workers, run_options.memory)

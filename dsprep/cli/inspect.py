@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsprep.cli.command import command, opened
+from dsprep.cli.command import command, open_source
 from dsprep.cli.report import (
     Verbosity,
     current_verbosity,
@@ -73,7 +73,7 @@ def inspect(
         raise UsageError("--subset is that of the statistics", fix="add --stats")
     try:
         some = None if stats else head
-        source = opened(paths, reading, not json, sidecar, marked=stats, inspected=some)
+        source = open_source(paths, reading, not json, sidecar, marked=stats, inspected=some)
     except AmbiguousError as error:
         _print_readings(error, json)
         return

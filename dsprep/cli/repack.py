@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dsprep.cli.command import command, opened, sources_and_target
+from dsprep.cli.command import command, open_source, sources_and_target
 from dsprep.cli.report import (
     Verbosity,
     current_verbosity,
@@ -71,7 +71,7 @@ def repack(
 
     output, run_options = parse_options(options)
     sources, target = sources_and_target("repack", paths, run_options.overwrite)
-    with opened(sources, reading, not json, marked=True) as source:
+    with open_source(sources, reading, not json, marked=True) as source:
         plan = plan_repack(source, as_path(target), output, run_options)
         plan = replace(plan, warnings=(*plan.warnings, *order_warnings(plan)))
         if dry_run:
@@ -120,8 +120,8 @@ def _say_plan(plan: RepackPlan, options: RepackOptions, dry_run: bool) -> None:
     """Print the plan unless ``--quiet`` is given, and the warnings."""
     if dry_run or current_verbosity() > Verbosity.quiet:
         _print_plan(plan, options.ranks)
-    more = (*_lacking(plan), *_notes(plan)) if dry_run else ()
-    for line in (*plan.warnings, *_idle(plan, options), *more):
+    more = (*_space_notes(plan), *_notes(plan)) if dry_run else ()
+    for line in (*plan.warnings, *_idle_option_notes(plan, options), *more):
         note(line)
     if dry_run:
         say("Nothing was written (--dry-run).")
@@ -132,7 +132,7 @@ def _notes(plan: RepackPlan) -> list[str]:
     return [*dict.fromkeys(s for p in plan.parts for s in (*p.source.notes, *p.losses))]
 
 
-def _idle(plan: RepackPlan, options: RepackOptions) -> list[str]:
+def _idle_option_notes(plan: RepackPlan, options: RepackOptions) -> list[str]:
     """Return notes on options without effect."""
     given = ["--shuffle"] * (options.shuffle is not None)
     given += ["--duplicate"] * (options.duplicate > 1)
@@ -141,7 +141,7 @@ def _idle(plan: RepackPlan, options: RepackOptions) -> list[str]:
     return [f"no split is named train: without effect: {', '.join(given)}"]
 
 
-def _lacking(plan: RepackPlan) -> list[str]:
+def _space_notes(plan: RepackPlan) -> list[str]:
     """Return the note that there is too little space for all outputs, if so."""
     from dsprep.errors import TargetError
     from dsprep.writing.job import check_space
@@ -160,19 +160,19 @@ def _print_plan(plan: RepackPlan, ranks: int | None) -> None:
 
     stripe, rows = plan.stripe, []
     for part in plan.parts:
-        job, choice, first = part, part.choice, part.plans[0]
+        job, size, first = part, part.group_size, part.plans[0]
         share = part.padding / max(1, job.estimate)
         name = f" {part.split}" if part.split else ""
         files = f"{len(job.shards):,} file{'s' * (len(job.shards) != 1)}"
-        about = "about " * (choice.limit_nbytes is not None)
+        about = "about " * (size.limit_nbytes is not None)
         aligned = all(p.aligned for p in part.plans)
-        binary = "iB as asked" in choice.reason
-        size, read = (show_nbytes(n, binary) for n in (choice.group_nbytes, first.group_nbytes))
-        each = f"{about}{_samples(choice.samples)}, {size}"
+        binary = "iB as asked" in size.reason
+        nbytes, read = (show_nbytes(n, binary) for n in (size.group_nbytes, first.group_nbytes))
+        each = f"{about}{_samples(size.samples)}, {nbytes}"
         disk = f"about {show_nbytes(job.estimate)} in {files}, {share:.1%} of it padding"
         rows += [
             (f"target{name}", f"{job.format.name} {job.target}, {_samples(job.samples)}"),
-            ("groups", f"{part.groups:,} of {each}: {choice.reason}"),
+            ("groups", f"{part.groups:,} of {each}: {size.reason}"),
             ("reads", f"{first.reads} per group, of at most {read}"),
             ("aligned", _alignment(stripe if aligned else None, job)),
             ("on disk", f"{disk}, {inodes(job):,} inodes"),
@@ -223,11 +223,11 @@ def _plan_json(plan: RepackPlan) -> dict[str, Any]:
                 "format": part.format.name,
                 "samples": part.samples,
                 "groups": part.groups,
-                "samples_per_group": part.choice.samples,
+                "samples_per_group": part.group_size.samples,
                 "group_nbytes": max(p.group_nbytes for p in part.plans),
                 "reads_per_group": part.plans[0].reads,
                 "aligned": all(p.aligned for p in part.plans),
-                "reason": part.choice.reason,
+                "reason": part.group_size.reason,
                 "padding_nbytes": part.padding,
                 "estimated_nbytes": part.estimate,
                 "scratch_nbytes": part.scratch_nbytes,

@@ -324,14 +324,14 @@ class Writer(ABC):
     ----------
     unit
         Samples that stay together in a piece.
-    whole
+    whole_groups
         Whether every piece has to be a whole group; otherwise it may be a part of one.
     durable
         Whether `finish` waits for the disk. Without, only a crash of the machine can do harm.
     """
 
     unit: int = 1
-    whole: bool = False
+    whole_groups: bool = False
     durable: bool = True
 
     @abstractmethod

@@ -46,7 +46,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 Through: TypeAlias = Literal["sidecar", "library", "strict"]
 
 
-MANY, LOOKED_INTO = 1000, 64
+MANY_FILES, INSPECTED_FILES = 1000, 64
 """Files from which on a sample of the files is inspected, and the size of that sample."""
 
 
@@ -87,8 +87,8 @@ def open_dataset(
     marked
         Look at every file before it is read, for `Source.identities`; a sidecar has done so.
     inspected
-        Of more than `MANY` files without a sidecar, only so many of the first ones are opened, and
-        `LOOKED_INTO` that are spread over all: see `Source.unopened`.
+        Number of first files to open, with `INSPECTED_FILES` spread over all, of more than
+        `MANY_FILES` without a sidecar; None: all. `Source.unopened` counts the others.
 
     Returns
     -------
@@ -137,7 +137,7 @@ def _open(
     format, names, notes = find_dataset(named)
     if options is not None:
         check_options(options, format.open_options, format.name)
-    known: Known | None = None
+    known: FoundSidecar | None = None
     absolute = all_absolute(names)
     try:
         directory = as_path(named[0]).absolute() if len(named) == 1 else None
@@ -162,8 +162,8 @@ def _open(
         hint = None if known is None or known[0].reading else known[0].schema
         marks = identities_of(names) if marked else ()
         some = names
-        if inspected is not None and len(names) > MANY:  # some of the first ones, and of all
-            spread = np.linspace(0, len(names) - 1, LOOKED_INTO).astype(int).tolist()
+        if inspected is not None and len(names) > MANY_FILES:  # some of the first ones, and of all
+            spread = np.linspace(0, len(names) - 1, INSPECTED_FILES).astype(int).tolist()
             some = [names[i] for i in sorted({*range(min(inspected, len(names))), *spread})]
         native = Dataset(format, some, options, hint, notes, progress)
         native.unopened, native.named = len(names) - len(some), tuple(map(str, named))
@@ -231,13 +231,13 @@ def _open_joined(
     return source
 
 
-Known: TypeAlias = tuple[spec.Content, Path, Path]
+FoundSidecar: TypeAlias = tuple[spec.Content, Path, Path]
 """A valid sidecar: its content (only of the requested files), the dataset, and its path."""
 
 
 def find_sidecar(
     names: Sequence[Path], at: Path | None, directory: Path | None = None
-) -> Known | None:
+) -> FoundSidecar | None:
     """Return the valid sidecar of files, None if there is none; see `spec.find`.
 
     Raises
@@ -257,7 +257,7 @@ def find_sidecar(
     return located
 
 
-def _choose_options(options: OpenOptions | None, known: Known | None) -> OpenOptions:
+def _choose_options(options: OpenOptions | None, known: FoundSidecar | None) -> OpenOptions:
     """Return the options requested, else those of the sidecar."""
     requested = options or OpenOptions()
     if known is None or replace(requested, fields=()).meaning != OpenOptions():
@@ -269,7 +269,7 @@ def _choose_options(options: OpenOptions | None, known: Known | None) -> OpenOpt
     return replace(recorded, fields=requested.fields or recorded.fields, **own)
 
 
-def _make_source(known: Known, options: OpenOptions, format: Format) -> SidecarSource | None:
+def _make_source(known: FoundSidecar, options: OpenOptions, format: Format) -> SidecarSource | None:
     """Return the dataset read through its sidecar, or None if it lacks a requested field."""
     content, dataset, path = known
     recorded = OpenOptions.from_json(content.reading)

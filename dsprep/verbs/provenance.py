@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from dsprep.sidecar import spec
 from dsprep.sidecar.entries import MANY, FileEntry, numbers
 from dsprep.sidecar.sidecar import Sidecar, changes
 from dsprep.sidecar.spec import Content
+from dsprep.source.dataset import FoundSidecar
 from dsprep.source.files import find_dataset, names_of
 from dsprep.source.joined import refuse_join
 from dsprep.storage.atomic import refuse_partial, written_as
@@ -39,9 +40,6 @@ from dsprep.writing.create_sidecar import (
     made_by,
     make_sidecar,
 )
-
-Known: TypeAlias = tuple[Content, Path, Path]
-"""A sidecar, what it is of, and where it lies."""
 
 
 def provenance(
@@ -138,7 +136,7 @@ def _check_replaceable(path: Path, files: Sequence[Path]) -> None:
         ) from error
 
 
-def _old(files: Sequence[Path], format: Format, *, needed: bool) -> Known | None:
+def _old(files: Sequence[Path], format: Format, *, needed: bool) -> FoundSidecar | None:
     """Return the sidecar that is there, valid or not: it may know types that the file does not.
 
     Raises
@@ -204,7 +202,7 @@ def _make(
 
 
 def _taken_over(
-    old: Known, files: Sequence[Path], options: OpenOptions, scan: ScanOptions
+    old: FoundSidecar, files: Sequence[Path], options: OpenOptions, scan: ScanOptions
 ) -> NewSidecar | dict[int, LocatedFile] | None:
     """Return what an old sidecar states of files that are as they were, or of all of them.
 

@@ -60,10 +60,10 @@ STEP = 1 << 18
 TRAINING = ("", "train")
 """The outputs that are trained on: the whole dataset, or this split of it."""
 
-MOST_PADDING, LARGE = 0.5, 64 << 20
+MAX_PADDING, MAX_PADDING_NBYTES = 0.5, 64 << 20
 """The share of an output, and the bytes, of padding from which on it is refused."""
 
-LOOKED_AT = 4 << 20
+EXAMINED_NBYTES = 4 << 20
 """Bytes of a run of samples that are read to see whether they are sorted, at most."""
 
 
@@ -289,8 +289,8 @@ def _warnings(part: Job, options: RepackOptions) -> list[str]:
     )
     if (
         options.buffer_size == "auto"
-        and part.padding >= LARGE
-        and part.padding > MOST_PADDING * part.estimate
+        and part.padding >= MAX_PADDING_NBYTES
+        and part.padding > MAX_PADDING * part.estimate
     ):
         raise UsageError(
             "groups are far smaller than stripes: most of the output is padding",
@@ -313,7 +313,7 @@ def _sorted(source: Source, groups: int) -> list[str]:
         return []
     sizes = source.sizes(0, min(LENGTH, len(source)))
     each = source.schema.fixed_nbytes if sizes is None or not len(sizes) else int(sizes.max())
-    length = min(LENGTH, LOOKED_AT // max(1, each))
+    length = min(LENGTH, EXAMINED_NBYTES // max(1, each))
     if groups < 2 or length < 8 or any(x.reads is None for x in source.storage().values()):
         return []  # too large to look at, or each look would read the whole file
     kept: dict[int, Batch] = {}
@@ -390,14 +390,14 @@ def _plan_part(
         sizes = each + sum(n * source.schema[name].row_nbytes for name, n in rows.items())
     payload = each * count if isinstance(sizes, int) else int(sizes.sum())
     largest = sizes if isinstance(sizes, int) else int(sizes.max(initial=0))
-    choice = choose_groups(count, sizes, size, stripe, total_memory(), options.ranks or 1)
+    chosen = choose_groups(count, sizes, size, stripe, total_memory(), options.ranks or 1)
     if size[1] is not None and rows and not format.uneven_groups:
-        choice = shrink_groups(choice, size[1], schema, rows)
-    if isinstance(sizes, int) or choice.limit_nbytes is None or not format.uneven_groups:
-        edges = even(count, choice.samples).edges
+        chosen = shrink_groups(chosen, size[1], schema, rows)
+    if isinstance(sizes, int) or chosen.limit_nbytes is None or not format.uneven_groups:
+        edges = even(count, chosen.samples).edges
     else:
         slices = (sizes[at : at + STEP] for at in range(0, count, STEP))
-        edges = edges_by_bytes(slices, choice.limit_nbytes)
+        edges = edges_by_bytes(slices, chosen.limit_nbytes)
     per_file, nbytes = parse_shard_size(options.shard_size)
     if nbytes is not None:
         per_file = max(1, nbytes // max(1, payload // max(1, count)))
@@ -419,7 +419,7 @@ def _plan_part(
         casts={},
         losses=(*format.check(schema, write), *lost),
         largest=largest,
-        choice=choice,
+        group_size=chosen,
     )
     if write.compress is not None or schema.ragged:  # a group is one block
         largest = max(largest, *(plan.group_nbytes for plan in job.plans))

@@ -32,7 +32,7 @@ MEMORY_SHARE = 16
 GROUPS_PER_RANK = 4
 """Groups per rank that ``auto`` leaves, so that ranks get nearly equal shares in random order."""
 
-LEAST_SHARE = 4
+MAX_SHRINK = 4
 """The largest factor by which `shrink_groups` makes groups smaller."""
 
 INDEX_NBYTES = 16
@@ -165,7 +165,7 @@ def shrink_groups(
     """Return the size of equal groups whose largest one keeps within a limit.
 
     For formats that have room in every group for as many rows as the largest needs. Groups are
-    made smaller down to `LEAST_SHARE`: very different samples would make most of the room padding.
+    made smaller down to `MAX_SHRINK`: very different samples would make most of the room padding.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def shrink_groups(
         By ragged field: int64, shape ``(samples,)``, the rows of each sample.
     """
     each = schema.fixed_nbytes + INDEX_NBYTES * len(rows)
-    smallest = max(1, -(-choice.samples // LEAST_SHARE))
+    smallest = max(1, -(-choice.samples // MAX_SHRINK))
     samples, count = choice.samples, max(map(len, rows.values()))
     while True:
         nbytes = samples * each

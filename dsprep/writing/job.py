@@ -79,7 +79,7 @@ class Job:
         Order and choice of the samples, for the lineage.
     split
         Name of the split; empty: the whole dataset.
-    choice
+    group_size
         Size of the groups, and the reason.
     """
 
@@ -96,7 +96,7 @@ class Job:
     largest: int
     recipe: Mapping[str, Any] = field(default_factory=dict)
     split: str = ""
-    choice: GroupSize = NO_GROUPS
+    group_size: GroupSize = NO_GROUPS
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "source": None}

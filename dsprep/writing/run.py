@@ -118,7 +118,7 @@ class Output(NamedTuple):
     ----------
     job, staging
         The job, and its working directory, which is locked.
-    made
+    sidecar
         Its sidecar; None if an earlier run has published it.
     bytes_in
         Bytes of the source's files.
@@ -130,7 +130,7 @@ class Output(NamedTuple):
 
     job: Job
     staging: Staging
-    made: NewSidecar | None
+    sidecar: NewSidecar | None
     bytes_in: int
     resumed: int
     copied: int
@@ -207,8 +207,8 @@ def make_output(
 def publish(outputs: Sequence[Output]) -> list[Report]:
     """Publish outputs with their sidecars; then remove working directories and replaced outputs."""
     for output in outputs:
-        if output.made is not None:
-            output.staging.publish(output.made.content, output.made.companion)
+        if output.sidecar is not None:
+            output.staging.publish(output.sidecar.content, output.sidecar.companion)
     for output in outputs:
         output.staging.discard()
     return [
@@ -251,7 +251,7 @@ def _write(
     job: Job, staging: Staging, executor: Executor | None, threads: int
 ) -> Generator[Done, None, None]:
     """Write missing shards; yield samples of earlier runs, then each piece or shard."""
-    source, state, dealers = job.source, staging.state or START, executor
+    source, state, shuffle_executor = job.source, staging.state or START, executor
     if executor is not None and len(job.shards) == 1:
         executor = None
         staging.notes += (ALONE_NOTE,)
@@ -270,7 +270,7 @@ def _write(
         source.durable = staging.durable
         if staging.durable and source.how == "buckets" and staging.state is None:
             staging.save(START)  # a rerun continues the first pass
-        source.prepare(dealers)
+        source.prepare(shuffle_executor)
     if missing:
         shard_path(job, staging.data, 0).parent.mkdir(parents=True, exist_ok=True)
     if executor is not None:

@@ -49,7 +49,7 @@ def write_shard(
             yield done, None
             if job.grouped:
                 nbytes = job.payload // max(1, job.samples)
-                ranges = group_pieces(shard, nbytes, is_whole=writer.whole, after=done)
+                ranges = group_pieces(shard, nbytes, is_whole=writer.whole_groups, after=done)
             else:
                 ranges = pieces(job.source, shard.start, shard.stop, writer.unit, after=done)
             copy = ShardCopy(

@@ -94,10 +94,10 @@ def detect_stripe(path: Path, expected_nbytes: int | None = None) -> Stripe:
     return stripe or _by_block(at, kind)
 
 
-TARGETS = ((1 << 30, 1), (10 << 30, 4), (100 << 30, 16))
+TARGETS_BY_SIZE = ((1 << 30, 1), (10 << 30, 4), (100 << 30, 16))
 """Below how many bytes a file is given how many storage targets; larger ones: all (-1)."""
 
-MOST = 128
+MANY_TARGETS = 128
 """Targets from which on all are asked for (-1)."""
 
 
@@ -133,16 +133,16 @@ def suggest_stripes(
         size, more = LUSTRE_DEFAULT, " (on Lustre, with --stripe-size 1MiB)"
     files = max(outputs, key=max)
     nbytes = max(files)
-    count = next((targets for limit, targets in TARGETS if nbytes < limit), -1)
+    count = next((targets for limit, targets in TARGETS_BY_SIZE if nbytes < limit), -1)
     reason = "by size; --ranks gives how many will read at once"
     if ranks is not None:
-        readers, least = -(-ranks // len(files)), 4 if nbytes >= TARGETS[0][0] else 1
+        readers, least = -(-ranks // len(files)), 4 if nbytes >= TARGETS_BY_SIZE[0][0] else 1
         if len(files) > 1 and readers == 1:
             count = 1
         else:
             groups = -(-nbytes // group_nbytes) if group_nbytes else readers
             count = min(max(least, min(readers, groups)), max(1, -(-nbytes // size)))
-            count = count if count < MOST else -1
+            count = count if count < MANY_TARGETS else -1
         verb = "rank reads" if readers == 1 else "ranks read"
         reason = f"{readers:,} {verb} {'each' if len(files) > 1 else 'the'} file at once"
     suffix, unit = next(u for u in (("G", 30), ("M", 20), ("K", 10)) if not size % (1 << u[1]))

@@ -67,7 +67,8 @@ class Hdf5Writer(RecordWriter):
 
     def __init__(self, file: Hdf5Plan, path: Path, state: State | None) -> None:
         self._file, self.path, self.fd = file, path, -1
-        self.unit, self.whole = file.unit, file.grouped and (file.spooled or file.schema.ragged)
+        self.unit = file.unit
+        self.whole_groups = file.grouped and (file.spooled or file.schema.ragged)
         self._folder = Path(f"{path}.spool")
         self._spool: dict[str, int] = {}  # descriptors, by the path of the dataset
         self._grids: list[Grid] = []

@@ -116,7 +116,7 @@ class ZarrWriter(Writer):
         self._path, self.root, self._grid = path, path, grid
         if is_zip(path) and not grid.zipped:
             self.root = path.with_name(path.name + ".parts")
-        self.arrays, self.unit, self.whole = list(grid.arrays), grid.unit, grid.whole
+        self.arrays, self.unit, self.whole_groups = list(grid.arrays), grid.unit, grid.whole
         self._spool = Path(f"{path}.spool")
         self._encode = [encoder(plan) for plan in grid.arrays]
         self._rows = {f.name: 0 for f in grid.schema if f.ragged}
