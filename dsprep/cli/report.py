@@ -203,10 +203,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def _wrapped(line: str, indent: int, *, err: bool = False) -> list[str]:
-    """Return a line as several, none wider than the terminal where there is one.
-
-    They break between words, never between a number and its unit, or an option and its value.
-    """
+    """Break a line between words to fit the terminal, never between a number and its unit."""
     stream, line, columns = (sys.stderr if err else sys.stdout), printable(line), 0
     if stream.isatty() or ("COLUMNS" in os.environ and not err):
         own = os.get_terminal_size(stream.fileno()) if stream.isatty() else (0, 0)
@@ -273,10 +270,7 @@ def run_bar() -> Iterator[Callable[[int, int, str], None]]:
 
 @contextmanager
 def _shown(label: str, show: bool) -> Iterator[Callable[[int, int, str], None]]:
-    """Show progress as a bar where stderr is a terminal, else as a line now and then.
-
-    Yields the function to call with what is done, of how much, and that in words.
-    """
+    """Show progress as a bar or log lines; yield the function to call with (done, total, words)."""
     with step(label):
         if not show or current_verbosity() < Verbosity.usual:
             yield lambda done, total, words: None

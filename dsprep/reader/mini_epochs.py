@@ -175,10 +175,7 @@ def borders_of(n: int, pools: int) -> Ints:
 
 
 def _cuts(edges: Ints, groups: Ints, parts: int) -> Ints:
-    """Return the first group of each part, and the end of the last part.
-
-    Parts have about as many samples as each other, and at least one group, where there are enough.
-    """
+    """Return the first group of each of `parts` nearly equal parts, and the end of the last one."""
     ends, count = offsets_of(np.diff(edges)[groups]), len(groups)
     targets = np.arange(parts + 1, dtype=np.int64) * int(ends[-1]) // parts
     smallest = np.arange(parts + 1, dtype=np.int64)

@@ -358,10 +358,7 @@ class Pipeline:
         return 0, 0
 
     def _from_dataset(self, fill: Fill, part: ReadPart) -> ReadPart:
-        """Return a part of the dataset itself in place of one of a copy: the offsets are the same.
-
-        Raises as `Sidecar.open_file`.
-        """
+        """Return the part of the dataset itself in place of that of a copy, at the same offsets."""
         if part.file is None or part.file.original is None:
             return part
         file = self._planner.sidecar.open_file(*part.file.original)

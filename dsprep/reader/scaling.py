@@ -140,10 +140,7 @@ def is_stored(f: Field, values: Array) -> bool:
 
 
 def _numbers(f: Field, name: str, stored: DType | None = None) -> Array:
-    """Return an attribute as an array of one axis; without elements if there is none.
-
-    Where it is compared with values of dtype `stored`, it has their precision, or their sign.
-    """
+    """Return an attribute as an array of one axis in the precision of `stored`; empty if absent."""
     attrs: Attrs = f.attrs
     values: Array = np.ravel(np.asarray(attrs.get(name, ())))
     if values.dtype.kind not in "iuf":

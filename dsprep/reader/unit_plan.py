@@ -238,10 +238,7 @@ class UnitPlanner:
         return sizes
 
     def _reserve(self, fill: Fill, f: Field, located: Located, plan: ReadPlan, take: Take) -> Ints:
-        """Return the address of every value of a ragged field, contiguous in the order of delivery.
-
-        Before memory is taken for them, values that overlap are refused.
-        """
+        """Return the address of every ragged value, in the order of delivery; refuse overlaps."""
         sizes, nbytes, opened = (
             np.zeros(len(fill.samples), np.int64),
             plan.nbytes,

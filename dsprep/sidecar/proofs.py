@@ -167,10 +167,7 @@ def summarize(checksums: Mapping[str, str | None]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Pieces:
-    """Pieces of a file with a checksum each: `members` of a ZIP file, or blocks of `crcs`.
-
-    Pieces of a directory count all data files back to back: `starts` says where each begins.
-    """
+    """Byte ranges with a checksum each: `members` of a ZIP file, or blocks over all data files."""
 
     begins: Ints
     ends: Ints

@@ -162,10 +162,7 @@ def _status(path: Path) -> os.stat_result:
 
 
 def _match(text: str) -> list[Path]:
-    """Return the paths that a pattern stands for, or the one that `text` is.
-
-    Those of braces are in the order of these, those that a glob matches in natural order.
-    """
+    """Return the paths of a pattern: braces in their order, globs in natural order."""
     if not text or "\0" in text:
         raise UsageError(f"{text!r} is not a path")
     path = as_path(text)
@@ -226,10 +223,7 @@ def _walk(directory: Path) -> tuple[list[tuple[Path, Format]], list[Path]]:
 
 
 def _check_one_part(directory: Path, files: Sequence[Path]) -> None:
-    """Raise `UsageError` if the files of a directory are named as parts of a dataset.
-
-    Those that a sidecar lists as one dataset are one.
-    """
+    """Raise `UsageError` if names of files state parts of a dataset that no sidecar joins."""
     above = len(str(directory / "_")) - 1
     below = [str(file)[above:] for file in files]
     parts = by_part(below) if parts_of_many(map(os.fsencode, below)) else {}

@@ -218,10 +218,7 @@ class Dataset(Source):
     def _survey(
         self, progress: Callable[[int, int], None] | None, surveyed: Iterator[FileSurvey]
     ) -> Ints:
-        """Set the schema and notes; return the samples of each file.
-
-        Where fields are inferred from values, they are those that all files with samples hold.
-        """
+        """Set the schema, inferred from all files if need be, and notes; return samples per file."""
         counts = np.zeros(len(self.paths), np.int64)
         options, known = self.options, None
         latest: Schema | None = None

@@ -149,10 +149,7 @@ def _check_memory(base: Source, limit: int) -> None:
 
 
 def _of_groups(base: Source, options: OpenOptions, keyed: bool) -> Turned:
-    """Return the fields whose samples are in groups, those of these names, and what is asked for.
-
-    `keyed`: what the groups are called may be a field.
-    """
+    """Return fields of samples in groups, those named, and specs; `keyed`: keys may be a field."""
     groups, notes = _groups(base, options), [*base.notes]
     members = {m: [f"{g}/{m}".rstrip("/") for g in groups.groups] for m in groups.members}
     if groups.odd and not options.fields:

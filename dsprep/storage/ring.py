@@ -219,10 +219,7 @@ class Ring:
         self._words[self._tail] = (tail + end - begin) & 0xFFFF_FFFF
 
     def _enter(self, minimum: int) -> bool:
-        """Hand over what the kernel has not taken yet, and wait until `minimum` requests are done.
-
-        False if it takes no more. It may take or wait for fewer: then it is called again.
-        """
+        """Submit requests and wait until `minimum` are done; False if the kernel takes no more."""
         waiting = (int(self._words[self._tail]) - int(self._words[self._head])) & 0xFFFF_FFFF
         result = _call(_ENTER, self.fd, waiting, minimum, _GETEVENTS, None, 0)
         return bool(result >= 0) or ctypes.get_errno() == errno.EINTR
@@ -238,11 +235,7 @@ class Ring:
         return numbers
 
     def _settle(self) -> None:
-        """Take back what the kernel has not taken, and wait for what it has.
-
-        Every request that it took gives one result: so the two counters of the rings say what is
-        in flight, wherever an exception struck.
-        """
+        """Take back requests that the kernel has not taken, and wait for those that it has."""
         self._words[self._tail] = self._words[self._head]
         while self._words[self._head] != self._words[self._posted]:
             _call(_ENTER, self.fd, 0, 1, _GETEVENTS, None, 0)

@@ -172,10 +172,7 @@ class BucketSource(Source):
         return batch if assembly is None else assembly.batch()
 
     def _bucket(self, number: int, samples: int) -> Bucket:
-        """Return a bucket, of which some samples are read now; waits until it is there.
-
-        When all have been asked for, only those who read them hold it, unless it is the only one.
-        """
+        """Return a bucket once it is read; after its last samples only readers of it keep it."""
         with self._lock:
             if number not in self._loaded:
                 while len(self._loaded) > 1:

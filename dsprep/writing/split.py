@@ -130,10 +130,7 @@ def assign(
 
 
 def _shares(count: int, shares: Sequence[float]) -> list[int]:
-    """Return whole numbers near ``share * count`` with the sum `count`, each at least 1.
-
-    By largest remainders; ties go to the earlier split.
-    """
+    """Return whole numbers near ``share * count``, at least 1, by largest remainders."""
     exact = [s * count for s in shares]
     sizes = [int(x) for x in exact]
     by_rest = sorted(range(len(sizes)), key=lambda i: (sizes[i] - exact[i], i))
@@ -146,11 +143,7 @@ def _shares(count: int, shares: Sequence[float]) -> list[int]:
 
 
 def _deal(members: Ints, shares: Sequence[float], seed: int) -> Ints:
-    """Return the split of each group: largest first, to the split that lacks most of its share.
-
-    Equally large groups come in random order. No split stays empty: when only as many groups are
-    left as there are empty splits, these get them.
-    """
+    """Return the split of each group: largest first, to the split that lacks most; none is empty."""
     order = Permutation(seed, len(members)).forward(np.arange(len(members), dtype=np.int64))
     order = order[np.argsort(-members[order], kind="stable")]
     lacking = [s * int(members.sum()) for s in shares]

@@ -102,11 +102,7 @@ def check(schema: Schema, plans: Sequence[FieldPlan]) -> list[str]:
 
 
 def _new_file(path: Path, metadata: int) -> Any:
-    """Return an empty file.
-
-    With `metadata` bytes set aside, data follow each other in the order of their allocation: no
-    space is used again, no chunk waits in a cache, and nothing is aligned.
-    """
+    """Return an empty file; with `metadata` bytes set aside, data follow in order of allocation."""
     import h5py
     from h5py import h5f, h5p
 
@@ -128,10 +124,7 @@ def _new_file(path: Path, metadata: int) -> Any:
 
 
 def _add(file: Any, p: FieldPlan, count: int, total: int, samples: int = 0) -> list[str]:
-    """Add one field to an open file, of which each group has `samples` if it is in groups.
-
-    Returns the names of attributes that HDF5 cannot hold.
-    """
+    """Add one field, `samples` per group if grouped; return attributes that HDF5 cannot hold."""
     outer, _, name = p.field.name.rpartition("/")
     parent, rows, is_count = _group(file, outer), count, not samples
     if p.field.ragged:
@@ -216,10 +209,7 @@ def _dataset(
     p: FieldPlan | None,
     early: bool,
 ) -> Any:
-    """Add a dataset with chunks of that many rows, contiguous if 0, and the filters of `p`.
-
-    Without a `name` it is in no group. With `early`, chunks without filters are allocated now.
-    """
+    """Add a dataset of `chunk` rows per chunk (0: contiguous); without `name`, in no group."""
     import h5py
     from h5py import h5d, h5p, h5s, h5t, h5z
 

@@ -52,10 +52,7 @@ _TABLES = ("first", "count")
 
 @dataclass(eq=False)
 class _Piece:
-    """Samples from `start` on: for each dataset its rows, C-contiguous, or its encoded chunks.
-
-    Once reserved, `done` is what `Hdf5Writer.checkpoint` returned before.
-    """
+    """Samples from `start` on: rows of each dataset, C-contiguous, or its encoded chunks."""
 
     start: int
     parts: list[Any]

@@ -185,10 +185,7 @@ def _check_count(array: StoredArray, numbers: Ints) -> None:
 
 
 def _chunks(array: StoredArray, files: Ints) -> tuple[Ints, Ints]:
-    """Return offset and bytes of each chunk, -1 and 0 where it is missing.
-
-    `files` are as from `stored_files`. The numbers have the shape ``(files, chunks in each)``.
-    """
+    """Return offset and bytes of each chunk, -1 and 0 if missing: ``(files, chunks in each)``."""
     meta, (numbers, starts, sizes) = array.meta, files
     shape = math.prod(meta.along), math.prod(meta.per)
     offsets, lengths = np.full(shape, -1, np.int64), np.zeros(shape, np.int64)

@@ -255,10 +255,7 @@ def _grid(shape: tuple[int, ...], value: Any, dtype: DType) -> tuple[int, ...]:
 
 
 def _filters(codecs: list[Codec], known: str) -> dict[str, Any]:
-    """Return how codecs behind the one that makes bytes of elements are undone.
-
-    `known` is why only zarr reads the chunks, as far as that is known.
-    """
+    """Return the filters that undo codecs; `known`: why only zarr reads the chunks, if known."""
     ids = [name.removeprefix(NUMCODECS) for name, _ in codecs]
     foreign = [name for name, _ in codecs if name.removeprefix(NUMCODECS) not in LOCATED]
     if known or foreign or any(each.get("location", "end") != "end" for _, each in codecs):

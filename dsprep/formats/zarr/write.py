@@ -139,10 +139,7 @@ class ZarrWriter(Writer):
 
     @contextmanager
     def _opened(self, path: Path, nbytes: int = 0) -> Iterator[int]:
-        """Open a file for writing, to be made durable by the next `sync`.
-
-        If it is empty, space is reserved for `nbytes`; the caller truncates it in the end.
-        """
+        """Open a file for writing, for the next `sync`; an empty one gets space for `nbytes`."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             if nbytes > CALL_NBYTES and not fstat(fd).st_size:

@@ -226,11 +226,7 @@ def _read(ledger: Ledger) -> list[tuple[int, dict[str, float]]]:
 def _placed(
     arrays: list[Array], shared: wire.Shared, extra: Pool
 ) -> tuple[list[tuple[int, int]], Bytes | None]:
-    """Return where arrays are in shared memory, into which those that are not are copied.
-
-    That is the number of the memory and the first byte in it of each array, (-1, 0) if it is
-    empty; and what copies are in.
-    """
+    """Return memory number and first byte of each array ((-1, 0): empty), and memory of copies."""
     offsets = shared.find(arrays)
     private = [i for i, p in enumerate(offsets) if p is None and arrays[i].nbytes]
     memory, at = None, 0
