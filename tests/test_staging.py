@@ -12,7 +12,7 @@ from support import cli_error, fails, files_of
 
 import dsprep
 from dsprep.core.schema import Schema
-from dsprep.errors import FormatError, TargetError
+from dsprep.errors import TargetError
 from dsprep.sidecar.spec import Content
 from dsprep.storage.atomic import partial_path
 from dsprep.writing.staging import Staging, discard
@@ -109,14 +109,6 @@ def test_killed_between_publishing_and_the_last_words(tmp_path):
         assert staging.is_published
         staging.discard()
     assert target.read_text() == "new"
-
-
-def test_damaged_record_is_refused_with_the_way_out(tmp_path):
-    target = tmp_path / "out"
-    Staging(target, JOB).close()
-    (partial_path(target) / "job.json").write_text("{")
-    fails(lambda: Staging(target, JOB), FormatError, "restart=True")
-    Staging(target, JOB, restart=True).close()
 
 
 # --- what somebody else has put where it is made -------------------------------------------------

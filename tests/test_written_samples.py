@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support import fails
 
-from dsprep.core.schema import Field, Ragged, Schema
+from dsprep.core.schema import Field, Ragged
 from dsprep.errors import SchemaError, UsageError
 from dsprep.writing.samples.assemble import Assembler
 from dsprep.writing.samples.values import columns_of, declared, infer, with_ragged
@@ -226,17 +226,6 @@ def test_batches_that_a_program_gives():
     with pytest.raises(SchemaError, match="differ in their number of samples"):
         columns_of({**whole, "label": [1]}, 5)
     fails(lambda: columns_of({**whole, "label": 1}, 5), SchemaError, "no axis of samples")
-
-
-def test_arrays_of_the_caller_are_filled():
-    schema = Schema((Field("x", np.dtype(np.int32), (2,)), Field("y", np.dtype(np.int64))))
-    packed = Assembler(schema)
-    out = {"x": np.zeros((3, 2), np.int32), "y": np.zeros(3, np.int64)}
-    packed.use(out)
-    for i in range(3):
-        packed.add({"x": np.full(2, i, np.int32), "y": i}, i)
-    assert out["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
-    assert out["y"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
