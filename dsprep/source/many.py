@@ -218,7 +218,7 @@ class Dataset(Source):
     def _survey(
         self, progress: Callable[[int, int], None] | None, surveyed: Iterator[FileSurvey]
     ) -> Ints:
-        """Set the schema, inferred from all files if need be, and notes; return samples per file."""
+        """Set the schema, if need be inferred from all files, and notes; count samples by file."""
         counts = np.zeros(len(self.paths), np.int64)
         options, known = self.options, None
         latest: Schema | None = None

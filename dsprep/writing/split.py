@@ -143,7 +143,7 @@ def _shares(count: int, shares: Sequence[float]) -> list[int]:
 
 
 def _deal(members: Ints, shares: Sequence[float], seed: int) -> Ints:
-    """Return the split of each group: largest first, to the split that lacks most; none is empty."""
+    """Return the split of each group: largest first, to the split that lacks most."""
     order = Permutation(seed, len(members)).forward(np.arange(len(members), dtype=np.int64))
     order = order[np.argsort(-members[order], kind="stable")]
     lacking = [s * int(members.sum()) for s in shares]
