@@ -14,6 +14,7 @@ one.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -27,6 +28,9 @@ except ImportError as error:
     ) from error
 
 from dsprep.torch import Batches
+
+# It warns of workers, which Batches do not have.
+warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined")
 
 Given: TypeAlias = Batches | Mapping[str, Any]
 

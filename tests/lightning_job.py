@@ -86,7 +86,7 @@ first, second = Model(), Model()
 kept = ModelCheckpoint(DIRECTORY, "last", every_n_train_steps=STOP, enable_version_counter=False)
 is_saved_here = IS_MODULE and not IS_KILLED
 with warnings.catch_warnings(record=True) as warned:
-    warnings.simplefilter("always")
+    warnings.simplefilter("always", append=True)  # behind those of dsprep
     callbacks = [] if is_saved_here else [kept, Kill()]
     trainer = fit(first, callbacks, STEPS if IS_KILLED else STOP)
     if is_saved_here:
