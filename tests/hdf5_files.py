@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dsprep.core.schema import FieldSpec
+from support import reading
+
 from dsprep.formats.hdf5 import Hdf5
 from dsprep.formats.located import LocatedSource
 from dsprep.formats.options import OpenOptions
@@ -14,8 +15,7 @@ HDF5 = Hdf5()
 
 
 def options(*fields: str, axis: Any = "auto", follow: bool = False) -> OpenOptions:
-    specs = tuple(map(FieldSpec.parse, fields))
-    return OpenOptions(fields=specs, sample_axis=axis, follow_external=follow)
+    return reading(*fields, sample_axis=axis, follow_external=follow)
 
 
 def opened(path: Path, *fields: str, axis: Any = "auto", follow: bool = False) -> LocatedSource:

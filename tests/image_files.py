@@ -7,9 +7,9 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+from support import reading
 
 from dsprep import provenance
-from dsprep.core.schema import FieldSpec
 from dsprep.formats.options import OpenOptions
 from dsprep.source.dataset import open_dataset
 
@@ -47,6 +47,5 @@ def locate(root: Path) -> None:
 
 
 def read(path: Path, *fields: str, **options) -> tuple[list[dict], tuple[str, ...]]:
-    specs = tuple(map(FieldSpec.parse, fields))
-    with open_dataset(path, OpenOptions(fields=specs, **options), through="library") as source:
+    with open_dataset(path, reading(*fields, **options), through="library") as source:
         return list(source), source.notes

@@ -26,6 +26,11 @@ def pick(column, field, some):
     return column[some]
 
 
+def taken(batch, schema, some):
+    """Some samples of a batch, in this order."""
+    return {f.name: pick(batch[f.name], f, np.asarray(some, int)) for f in schema}
+
+
 def located(format, path, options=None, hint=None):
     """The layout of a dataset, and its samples: the sidecar gives, proven, what the source does."""
     options = options or OpenOptions()
@@ -41,8 +46,7 @@ def located(format, path, options=None, hint=None):
         inside = Schema(tuple(f for f in sidecar.schema if f.name not in layout.unlocated))
         for some in (np.arange(n), RNG.permutation(n), RNG.integers(0, max(n, 1), min(n, 5))):
             found = sidecar.read(some, inside.names, verify="full") if len(inside) else {}
-            expected = {f.name: pick(whole[f.name], f, some) for f in inside}
-            assert_same_batch(found, expected, inside)
+            assert_same_batch(found, taken(whole, inside, some), inside)
     assert options.follow_external or not check(path, full=True)
     return layout, {name: whole[name] for name in inside.names}
 

@@ -23,7 +23,7 @@ from dsprep import formats
 from dsprep.cli import app
 from dsprep.core.groups import Grouping, plain
 from dsprep.core.packing import Tables
-from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
+from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import DsprepError
 from dsprep.formats.base import Format, Source, State, WritableFormat, Writer
 from dsprep.formats.options import OpenOptions, WriteOptions
@@ -236,6 +236,11 @@ def dataset(
         if not sidecar:
             remove(sidecar_of(path))
     return path, batch
+
+
+def reading(*fields: str, **options: Any) -> OpenOptions:
+    """How to open a dataset of these fields."""
+    return OpenOptions(fields=tuple(map(FieldSpec.parse, fields)), **options)
 
 
 def sidecar_of(path: Path) -> Path:

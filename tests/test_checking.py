@@ -12,11 +12,11 @@ import lmdb
 import numpy as np
 import pytest
 import zarr
-from support import flip, flip_sampled
+from support import flip, flip_sampled, reading
 
 import dsprep
 from dsprep import formats
-from dsprep.core.schema import Field, FieldSpec, Schema
+from dsprep.core.schema import Field, Schema
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.locate import locate
@@ -235,7 +235,7 @@ def test_the_companion(tmp_path):
     with h5py.File(path, "w") as file:
         file["values"] = np.arange(counts.sum())
         file["index"] = np.stack([np.cumsum(counts) - counts, counts], 1)
-    provenance(path, OpenOptions(fields=(FieldSpec.parse("v=values@index"),)))
+    provenance(path, reading("v=values@index"))
     where = spec.sidecar_path(path)
     companion = where.with_name(spec.companion_name(where))
     kept = companion.read_bytes()
@@ -265,7 +265,7 @@ def test_ragged_rows_that_do_not_exist(tmp_path):
     with h5py.File(path, "w") as file:
         file["values"] = np.arange(100)
         file["index"] = np.stack([np.arange(10) * 10, np.full(10, 10)], 1)
-    provenance(path, OpenOptions(fields=(FieldSpec.parse("v=values@index"),)))
+    provenance(path, reading("v=values@index"))
     assert check(path, full=True) == []
     for key, value in (("count", 1 << 40), ("first", -5), ("first", 99)):
         edit(path, lambda c, k=key, v=value: c["layouts"][0]["columns"]["v"].update({k: v}))

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from oracles import READ, SUFFIX
-from record_checks import pick
+from record_checks import taken
 from support import (
     DTYPES,
     assert_same_batch,
@@ -83,10 +83,6 @@ def test_every_pair_keeps_every_bit(a, b, firsts, tmp_path):
         assert attrs == [dict(f.attrs) for f in schema]
         assert_same_batch(source[:], batch, schema)
         assert dsprep.verify(original, source).same
-
-
-def taken(batch, schema, indices):
-    return {f.name: pick(batch[f.name], f, np.asarray(indices, int)) for f in schema}
 
 
 SCHEMAS = some_schemas()  # others are in `everything`

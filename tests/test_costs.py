@@ -11,12 +11,12 @@ import h5py
 import numpy as np
 import pytest
 import zarr
-from support import random_batch, write_batch
+from support import random_batch, reading, write_batch
 from zarr.abc.store import SuffixByteRequest
 
 from dsprep import formats
-from dsprep.core.schema import Field, FieldSpec, Schema
-from dsprep.formats.options import OpenOptions, WriteOptions
+from dsprep.core.schema import Field, Schema
+from dsprep.formats.options import WriteOptions
 from dsprep.source.dataset import open_dataset
 from dsprep.storage import scatter
 from dsprep.verbs.inspect import inspect
@@ -102,7 +102,7 @@ def test_the_rows_of_a_sample_may_cross_chunks(tmp_path: Path) -> None:
         for low, high in zip(ends - lengths, ends, strict=True):
             if high > low:
                 chunks += len(list(rows.iter_chunks((slice(int(low), int(high)),))))
-    wanted = OpenOptions(fields=(FieldSpec.parse("rows@index"),))
+    wanted = reading("rows@index")
     with open_dataset(path, wanted) as source:
         layout = source.storage()["rows"]
     assert layout.reads == pytest.approx(chunks / 400, rel=0.05)

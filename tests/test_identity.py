@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracles import SUFFIX
-from support import assert_same_batch, describe, fails, flip, random_batch, write_batch
+from support import assert_same_batch, describe, fails, flip, random_batch, reading, write_batch
 from typer.testing import CliRunner
 
 import dsprep
 from dsprep import formats
 from dsprep.cli import app
-from dsprep.core.schema import Field, FieldSpec, Schema
+from dsprep.core.schema import Field, Schema
 from dsprep.errors import FormatError
 from dsprep.sidecar import sidecar
 from dsprep.sidecar.sidecar import StaleError
@@ -194,7 +194,7 @@ def test_a_new_file_beside_typed_ones(name, tmp_path):
 def test_how_to_read_is_not_guessed(tmp_path):
     """Where the sidecar says it, and cannot be used, of HDF5 too."""
     path = made("hdf5", tmp_path)
-    provenance(path, dsprep.OpenOptions(fields=(FieldSpec.parse("z=x"),)))
+    provenance(path, reading("z=x"))
     file = file_of(path)
     flip(file, file.stat().st_size - 50)
     fails(lambda: dsprep.open(path), StaleError)

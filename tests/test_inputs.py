@@ -12,10 +12,9 @@ from dataclasses import replace
 import h5py
 import numpy as np
 import pytest
-from support import cli, fails
+from support import cli, fails, reading
 
 import dsprep
-from dsprep import FieldSpec, OpenOptions
 from dsprep.errors import DsprepError, FormatError, LocatedWarning, SchemaError, UsageError
 from dsprep.reader import data
 from dsprep.sidecar import spec
@@ -390,6 +389,6 @@ def test_bytes_with_a_header_are_not_taken_for_values(tmp_path, name):
     dsprep.write(path, ({field: data} for data in values), length=3)
     path.with_name(f"{name}.dsprep.json").unlink()
     with pytest.raises((FormatError, UsageError), match="decoded in a transform="):
-        dsprep.open(path, OpenOptions(fields=(FieldSpec.parse("x:float32[300,5]"),)))
+        dsprep.open(path, reading("x:float32[300,5]"))
     with pytest.raises(SchemaError, match="decoded in a transform="):
         dsprep.convert(path, tmp_path / "cast.h5", cast={field: "float32"})

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import zarr
 from image_files import png
-from support import cli, fails
+from support import cli, fails, reading
 
 import dsprep
 from dsprep.core.schema import FieldSpec
@@ -35,8 +35,7 @@ def hdf5(path: Path, **arrays: np.ndarray) -> Path:
 
 
 def joined(paths: object, *fields: str) -> Source:
-    specs = tuple(map(FieldSpec.parse, fields))
-    return dsprep.open(paths, OpenOptions(join=True, fields=specs))  # type: ignore[arg-type]
+    return dsprep.open(paths, reading(*fields, join=True))  # type: ignore[arg-type]
 
 
 @pytest.fixture

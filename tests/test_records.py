@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 from record_checks import frame
-from support import fails, random_batch, write_batch
+from support import fails, random_batch, reading, write_batch
 
 import dsprep
 from dsprep import formats
@@ -39,7 +39,7 @@ def test_a_field_renamed_and_all_others(tmp_path: Path, name: str, how: str) -> 
     origin, path = tmp_path / "o.h5", tmp_path / f"x{SUFFIX[name]}"
     write_batch(formats.load("hdf5"), origin, schema, random_batch(schema, 5))
     dsprep.convert(origin, path)
-    options = OpenOptions(fields=tuple(map(FieldSpec.parse, ("new=b", "*"))))
+    options = reading("new=b", "*")
     with dsprep.open(origin) as before, dsprep.open(path, options, through=how) as source:
         assert source.schema.names == ("new", "a", "c")
         assert (source[3]["new"] == before[3]["b"]).all()
@@ -141,7 +141,7 @@ def test_features_are_those_of_all_files(tmp_path: Path, fields: tuple, first: i
     parts = [lacking, full, b""]
     for k, data in enumerate(parts[first:] + parts[:first]):
         (tmp_path / f"{k}.tfrecord").write_bytes(data)
-    options = OpenOptions(fields=tuple(map(FieldSpec.parse, fields)))
+    options = reading(*fields)
     with dsprep.open(tmp_path, options) as source:
         label = "n" if "n=label" in fields else "label"
         rows = source[0 : len(source)]

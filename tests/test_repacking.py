@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracles import SUFFIX
+from record_checks import taken
 from support import (
     MIXED,
     assert_same_batch,
@@ -20,9 +21,9 @@ from support import (
     files_of,
     flip,
     random_batch,
+    reading,
     written,
 )
-from test_conformance import taken
 
 import dsprep
 from dsprep.core.schema import Field, Schema
@@ -119,7 +120,7 @@ def test_verify_compares_checksums(origin, tmp_path):
         opened.read([330], ["label"])
         opened.read([5, 300], verify="full")
         fails(lambda: opened.read([5, 331], verify="full"), FormatError, "group 5")
-    label = dsprep.OpenOptions(fields=(dsprep.FieldSpec.parse("label"),))
+    label = reading("label")
     with dsprep.open(origin, label) as a, dsprep.open(out, label) as b:
         assert isinstance(b, SidecarSource)
         verdict = dsprep.verify(a, b)

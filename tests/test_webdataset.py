@@ -9,12 +9,11 @@ import tarfile
 import numpy as np
 import pytest
 from format_contract import COUNT, ReadOnlyContract
-from support import fails, raw
+from support import fails, raw, reading
 
 import dsprep
 from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, SchemaError, UnsupportedError, UsageError
-from dsprep.formats.options import OpenOptions
 from dsprep.formats.webdataset import headers
 from dsprep.source.braces import expand
 
@@ -47,8 +46,8 @@ def special(name, kind, target=""):
     return info, b""
 
 
-def values(path, **options):
-    with dsprep.open(path, options=OpenOptions(**options)) as source:
+def values(path, *fields, **options):
+    with dsprep.open(path, options=reading(*fields, **options)) as source:
         return [
             {name: bytes(v) if isinstance(v, bytes) else v for name, v in sample.items()}
             for sample in source
@@ -107,20 +106,14 @@ class TestTyped(Archives):
     """Raw values of a fixed type are parts of records."""
 
     schema, simple = TYPED, True
-    open = OpenOptions(
-        fields=tuple(f for f in map(dsprep.FieldSpec.parse, ("x:float32[5,3]", "y:>i8")))
-    )
+    open = reading("x:float32[5,3]", "y:>i8")
 
 
 class TestVarying(Archives):
     """Values of fixed types at no constant distance, and ragged ones."""
 
     schema = VARYING
-    open = OpenOptions(
-        fields=tuple(
-            map(dsprep.FieldSpec.parse, ("a", "r:uint16[None,3]", "w:>i8", "x:float32[5,3]"))
-        )
-    )
+    open = reading("a", "r:uint16[None,3]", "w:>i8", "x:float32[5,3]")
 
 
 # --- archives of all kinds -----------------------------------------------------------------------
@@ -161,21 +154,21 @@ def test_chosen_fields(tmp_path):
     path = pack(tmp_path / "a.tar", [*TEXT.items(), ("c.cls", b"9")])
     with pytest.raises(SchemaError, match=r"sample c: .*expected cls, jpg, found cls\).*choose"):
         values(path)
-    assert values(path, fields=(dsprep.FieldSpec.parse("label=cls"),)) == [
+    assert values(path, "label=cls") == [
         {"label": b"7"},
         {"label": b"8"},
         {"label": b"9"},
     ]
     with pytest.raises(SchemaError, match="sample c: a sample lacks a field"):
-        values(path, fields=(dsprep.FieldSpec.parse("jpg"),))
+        values(path, "jpg")
     with pytest.raises(SchemaError, match=r"no field png.*one of cls, jpg"):
-        values(path, fields=(dsprep.FieldSpec.parse("png"),))
+        values(path, "png")
     with pytest.raises(UsageError, match="there is a field of this name"):
         values(pack(tmp_path / "b.tar", TEXT.items()), keys_as="jpg")
     with pytest.raises(FormatError, match=r"sample 0.*expected 2 bytes, found 1 bytes"):
-        values(path, fields=(dsprep.FieldSpec.parse("cls:int16"),))
+        values(path, "cls:int16")
     with pytest.raises(FormatError, match=r"sample 0.*multiple of 2 bytes, found 1 bytes"):
-        values(path, fields=(dsprep.FieldSpec.parse("cls:int16[None]"),))
+        values(path, "cls:int16[None]")
 
 
 def test_more_than_samples(tmp_path):
@@ -392,11 +385,11 @@ def test_npy_members_of_one_shape_are_arrays(tmp_path, typed):
 
     arrays = np.arange(60, dtype=">i2").reshape(5, 4, 3)
     name = "x" if typed else "left.npy"
-    fields = (dsprep.FieldSpec.parse("x:>i2[4,3]"),) if typed else ()
+    options = reading(*(["x:>i2[4,3]"] if typed else []))
 
     def found(datas):
         path = pack(tmp_path / "a.tar", ((f"{i}.{name}", data) for i, data in enumerate(datas)))
-        with dsprep.open(path, OpenOptions(fields=fields)) as source:
+        with dsprep.open(path, options) as source:
             return source.schema[name], source[:][name]
 
     field, values = found(map(member, arrays))
@@ -415,9 +408,7 @@ def test_npy_members_of_one_shape_are_arrays(tmp_path, typed):
     if not typed:
         path = tmp_path / "a.tar"
         found(map(member, arrays))
-        with dsprep.open(
-            path, OpenOptions(fields=(dsprep.FieldSpec.parse("left.npy:bytes"),))
-        ) as source:
+        with dsprep.open(path, reading("left.npy:bytes")) as source:
             assert source[3]["left.npy"] == member(arrays[3])
         dsprep.provenance(path)
         with dsprep.Reader(path, 5, shuffle=False) as reader:

@@ -9,18 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import zarr
+from support import reading
 
-from dsprep.core.schema import FieldSpec
 from dsprep.formats import load
-from dsprep.formats.options import OpenOptions
 
 ZARR = load("zarr")
 F4 = np.dtype("<f4")
 
 
 def opened(path: Path, *fields: str, axis: str = "auto"):
-    specs = tuple(FieldSpec.parse(f) for f in fields)
-    return ZARR.open(path, OpenOptions(fields=specs, sample_axis=axis), None)
+    return ZARR.open(path, reading(*fields, sample_axis=axis), None)
 
 
 def create(root: zarr.Group, name: str, values: np.ndarray, **how) -> None:

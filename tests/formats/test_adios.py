@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from format_contract import ReadOnlyContract
-from support import raw
+from support import raw, reading
 
-import dsprep
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import AmbiguousError, FormatError, MissingExtra, SchemaError, UnsupportedError
 from dsprep.formats.adios import source as adios_source
@@ -73,8 +72,7 @@ class Bp:
 
 
 def opened(path, *names, **options):
-    fields = tuple(map(dsprep.FieldSpec.parse, names))
-    return open_dataset(path, OpenOptions(fields=fields, **options))
+    return open_dataset(path, reading(*names, **options))
 
 
 def read(path, *names, **options):

@@ -8,10 +8,9 @@ import h5py
 import numpy as np
 import pytest
 from hdf5_files import opened, options
-from support import NESTED, fails, random_array, raw
+from support import NESTED, fails, random_array, raw, reading
 
 import dsprep
-from dsprep.core.schema import FieldSpec
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.options import OpenOptions
 
@@ -235,7 +234,7 @@ def test_a_missing_source_is_an_error_that_names_it(tmp_path, damage):
     elif damage != "chain":
         other.unlink()
     fails(lambda: dsprep.open(path, FOLLOW), FormatError, "in/other")
-    with dsprep.open(path, OpenOptions(fields=(FieldSpec.parse("y"),), follow_external=True)) as s:
+    with dsprep.open(path, reading("y", follow_external=True)) as s:
         assert len(s[:]["y"]) == 6
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from format_contract import COUNT, ReadOnlyContract
 from image_files import FOLDERS, fill, locate, png, read
-from support import fails
+from support import fails, reading
 
 import dsprep
 from dsprep import formats
@@ -377,9 +377,8 @@ def test_photos_are_never_replaced(tmp_path):
 
 def test_fields_are_chosen(tmp_path):
     root = fill(tmp_path / "set", *(f"{c}/{i}.png" for c in "ab" for i in range(5)))
-    fields = tuple(map(dsprep.FieldSpec.parse, ("y=label", "path=name")))
     for _ in range(2):
-        with open_dataset(root, OpenOptions(fields=fields, labels="folders")) as source:
+        with open_dataset(root, reading("y=label", "path=name", labels="folders")) as source:
             assert source.schema.names == ("y", "path")
             assert source[7] == {"y": 1, "path": "b/2.png"}
         locate(root)

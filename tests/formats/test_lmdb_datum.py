@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from lmdb_builds import datum, put, varint
-from support import fails
+from support import fails, reading
 
-from dsprep.core.schema import FieldSpec, Ragged
+from dsprep.core.schema import Ragged
 from dsprep.errors import DsprepError, FormatError, SchemaError
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.options import OpenOptions
@@ -81,12 +81,12 @@ def test_unknown_fields_and_selection(tmp_path):
     extra += bytes([11 << 3 | 2, 2]) + b"zz" + bytes([12 << 3 | 5]) + bytes(4)
     values = [datum((1, 1, 4), bytes([i] * 4), i, extra=extra) for i in range(20)]
     put(tmp_path / "a", keyed(values))
-    options = OpenOptions(values="datum", fields=(FieldSpec.parse("y=label"),), keys_as="key")
+    options = reading("y=label", values="datum", keys_as="key")
     with LMDB.open(tmp_path / "a", options, None) as source:
         assert source.schema.names == ("y", "key")
         assert source[19]["y"] == 19
         assert source[19]["key"] == b"00000019"
-    options = OpenOptions(values="datum", fields=(FieldSpec.parse("image"),))
+    options = reading("image", values="datum")
     fails(lambda: LMDB.open(tmp_path / "a", options, None), SchemaError, "no field image")
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from lmdb_builds import assert_same_records, contents, datum, put
 from record_checks import located
-from support import fails, random_batch, schemas, write_batch
+from support import fails, random_batch, reading, schemas, write_batch
 
-from dsprep.core.schema import Field, FieldSpec, Schema
+from dsprep.core.schema import Field, Schema
 from dsprep.errors import ChangedError, FormatError
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.lmdb.fields import Recipe
@@ -73,13 +73,11 @@ def test_fields_renamed_and_typed(tmp_path):
     path = tmp_path / "x.lmdb"
     write_batch(LMDB, path, schema, random_batch(schema, 20, seed=1))
     located(LMDB, path, hint=schema)
-    specs = tuple(map(FieldSpec.parse, ["pts=points", "y=label", "what=name"]))
-    with LMDB.open(path, OpenOptions(fields=specs), schema) as source:
+    with LMDB.open(path, reading("pts=points", "y=label", "what=name"), schema) as source:
         recipe = source.extents().records.recipe
         assert recipe["fields"] == {"pts": "points", "y": "label", "what": "name"}
     path = put(tmp_path / "y", [(b"%02d" % i, RNG.bytes(36)) for i in range(30)])
-    specs = tuple(map(FieldSpec.parse, ["y:>i4", "x:float32[2,4]"]))
-    located(LMDB, path, OpenOptions(fields=specs))
+    located(LMDB, path, reading("y:>i4", "x:float32[2,4]"))
 
 
 @pytest.mark.parametrize("kind", ["cifar", "labels", "floats", "shapes"])
@@ -97,10 +95,8 @@ def test_datum(tmp_path, kind):
     assert layout.records.parts["data"].at is None
     assert layout.records.parts["label"].at is None
     if kind == "shapes":
-        specs = tuple(map(FieldSpec.parse, ["pixels=data:uint8[None,5]", "label"]))
-        located(LMDB, path, OpenOptions(values="datum", fields=specs))
-        specs = (FieldSpec.parse("pixels=data:uint8[60]"),)
-        options = OpenOptions(values="datum", fields=specs)
+        located(LMDB, path, reading("pixels=data:uint8[None,5]", "label", values="datum"))
+        options = reading("pixels=data:uint8[60]", values="datum")
         with LMDB.open(path, options, None) as source, pytest.raises(FormatError, match="pixels"):
             source.read(0, 6)
 

@@ -9,20 +9,18 @@ import zlib
 import numpy as np
 import pytest
 from lmdb_builds import put
-from support import fails
+from support import fails, reading
 
 import dsprep
-from dsprep.core.schema import FieldSpec
 from dsprep.errors import AmbiguousError, SchemaError, UsageError
 from dsprep.formats.lmdb import Lmdb
-from dsprep.formats.options import OpenOptions
 
 LMDB = Lmdb()
 FIELDS = ("image", "label")
 
 
 def opened(path, *specs, **options):
-    return LMDB.open(path, OpenOptions(fields=tuple(map(FieldSpec.parse, specs)), **options), None)
+    return LMDB.open(path, reading(*specs, **options), None)
 
 
 def text_set(n, *, start=1, left_out=(), total=None, width=9):
@@ -137,7 +135,7 @@ def test_families_are_fields(tmp_path, n):
         assert len(source) == 2 * n
     target = tmp_path / "out.h5"
     dsprep.convert(path, target, fields=("label:str", "image"))
-    options = OpenOptions(fields=tuple(map(FieldSpec.parse, FIELDS)))
+    options = reading(*FIELDS)
     dsprep.convert(path, tmp_path / "all.h5", fields=("image", "label"))
     with dsprep.open(path, options) as a, dsprep.open(tmp_path / "all.h5") as b:
         assert dsprep.verify(a, b).same

@@ -7,8 +7,9 @@ import pickle
 import numpy as np
 import pytest
 from lmdb_builds import assert_same_records, put
+from support import reading
 
-from dsprep.core.schema import Field, FieldSpec, Schema
+from dsprep.core.schema import Field, Schema
 from dsprep.errors import ChangedError, FormatError, SchemaError, UsageError
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.options import OpenOptions
@@ -100,12 +101,10 @@ def test_a_schema_that_does_not_fit(tmp_path):
     for schema in cases:
         with pytest.raises(FormatError, match=r"sample [01], key b'[ab]': the value does not fit"):
             LMDB.open(tmp_path / "a", OpenOptions(), schema)
-    specs = (FieldSpec.parse("x:float32[None]"), FieldSpec.parse("y:int8"))
     with pytest.raises(UsageError, match="only the last field may vary"):
-        LMDB.open(tmp_path / "a", OpenOptions(fields=specs), None)
-    specs = (FieldSpec.parse("x:float32"), FieldSpec.parse("y"))
+        LMDB.open(tmp_path / "a", reading("x:float32[None]", "y:int8"), None)
     with pytest.raises(SchemaError, match="no field y"):
-        LMDB.open(tmp_path / "a", OpenOptions(fields=specs), None)
+        LMDB.open(tmp_path / "a", reading("x:float32", "y"), None)
 
 
 def test_duplicates_are_refused(tmp_path):

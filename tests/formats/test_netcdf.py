@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from format_contract import ReadOnlyContract
 from netcdf_files import Classic, Var
-from support import cli_error, fails, raw
+from support import cli_error, fails, raw, reading
 
 import dsprep
 from dsprep.core.schema import DIMENSIONS, Field, Schema
 from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
-from dsprep.formats.options import OpenOptions
 
 MODELS = {1: "NETCDF3_CLASSIC", 2: "NETCDF3_64BIT_OFFSET", 5: "NETCDF3_64BIT_DATA"}
 TYPES = ("i1", "S1", ">i2", ">i4", ">f4", ">f8", "u1", ">u2", ">u4", ">i8", ">u8")
@@ -30,12 +29,8 @@ def values(dtype, shape, seed=0):
     return rng.integers(0, 100, shape).astype(dtype)
 
 
-def opened(path, **options):
-    return dsprep.open(path, OpenOptions(**options))
-
-
-def fields(*texts):
-    return tuple(map(dsprep.FieldSpec.parse, texts))
+def opened(path, *fields, **options):
+    return dsprep.open(path, reading(*fields, **options))
 
 
 # --- the contract ------------------------------------------------------------------------------
@@ -148,18 +143,18 @@ def test_records_are_samples(tmp_path):
         assert len(source) == 1
         assert source[0]["crs"] == 7
         assert source.schema["t2m"].shape == (4, 3, 5)
-    with opened(path, fields=fields("latitude=lat")) as source:
+    with opened(path, "latitude=lat") as source:
         assert source.schema.names == ("latitude",)
         assert len(source) == 3
-    with opened(path, fields=fields("t=t2m")) as source:
+    with opened(path, "t=t2m") as source:
         assert len(source) == 4
         assert len(source.notes) == 2
     with pytest.raises(SchemaError, match="lat has no value for each sample of t2m"):
-        opened(path, fields=fields("lat", "t2m"))
-    fails(lambda: opened(path, fields=fields("nosuch")), SchemaError, "there is no field nosuch")
-    for options in ({"fields": fields("x=t2m@lat")}, {"order": "file"}):
+        opened(path, "lat", "t2m")
+    fails(lambda: opened(path, "nosuch"), SchemaError, "there is no field nosuch")
+    for options in (reading("x=t2m@lat"), reading(order="file")):
         with pytest.raises((SchemaError, UsageError)):
-            opened(path, **options)
+            dsprep.open(path, options)
 
 
 def test_no_records_yet(tmp_path):

@@ -11,10 +11,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from format_contract import ReadOnlyContract
-from support import assert_same_batch, fails, raw
+from support import assert_same_batch, fails, raw, reading
 
 import dsprep
-from dsprep.core.schema import Field, FieldSpec, Schema
+from dsprep.core.schema import Field, Schema
 from dsprep.errors import (
     DsprepError,
     FormatError,
@@ -138,7 +138,7 @@ def test_objects_are_never_unpickled(tmp_path):
         assert source.schema.names == ("x",)
         assert "left out y: the array holds Python objects" in source.notes[0]
     with pytest.raises(UnsupportedError, match="Python objects"):
-        dsprep.open(tmp_path / "x.npz", OpenOptions(fields=(FieldSpec.parse("y"),)))
+        dsprep.open(tmp_path / "x.npz", reading("y"))
     assert not (tmp_path / "trapped").exists()
 
 
@@ -255,7 +255,7 @@ def test_members_that_cannot_be_read_are_named(tmp_path):
     with dsprep.open(path) as source:
         assert source.notes == ("left out y: the ZIP member is compressed by method 14",)
     with pytest.raises(UnsupportedError, match="unzip"):
-        dsprep.open(path, OpenOptions(fields=(FieldSpec.parse("y"),)))
+        dsprep.open(path, reading("y"))
     data = bytearray(path.read_bytes())
     at = data.index(b"PK\1\2")
     data[at + 42 : at + 46] = struct.pack("<I", len(data) - 60)  # where its local header is
@@ -264,10 +264,6 @@ def test_members_that_cannot_be_read_are_named(tmp_path):
 
 
 # --- directories -----------------------------------------------------------------------------
-
-
-def fields(*texts: str) -> OpenOptions:
-    return OpenOptions(fields=tuple(map(FieldSpec.parse, texts)))
 
 
 def test_fields_are_named(tmp_path):
@@ -285,15 +281,15 @@ def test_fields_are_named(tmp_path):
         assert any("left out mean" in n for n in source.notes)
     for path in (folder, tmp_path / "d.npz"):
         for texts in (("x=images.npy", "y=labels.npy"), ("x=images", "y=labels.npy")):
-            with dsprep.open(path, fields(*texts)) as source:
+            with dsprep.open(path, reading(*texts)) as source:
                 assert_same_batch(source[:], {"x": x, "y": y}, source.schema)
-                dsprep.provenance(path, options=fields(*texts))
+                dsprep.provenance(path, options=reading(*texts))
             with dsprep.open(path, through="strict") as source:
                 assert source.schema.names == ("x", "y")
                 assert source[3]["y"] == 3
-        fails(lambda: dsprep.open(path, fields("nothing")), SchemaError, "nothing", "images")
-    fails(lambda: dsprep.open(folder, fields("images", "labels", "mean")), SchemaError)
-    fails(lambda: dsprep.open(folder, fields("images@labels")), UsageError)
+        fails(lambda: dsprep.open(path, reading("nothing")), SchemaError, "nothing", "images")
+    fails(lambda: dsprep.open(folder, reading("images", "labels", "mean")), SchemaError)
+    fails(lambda: dsprep.open(folder, reading("images@labels")), UsageError)
 
 
 @pytest.fixture
@@ -319,7 +315,7 @@ def test_a_sample_per_file(series):
             assert [raw(a) for a in found] == [raw(a) for a in arrays]
             assert raw(source[2:9]["cloud"].values) == raw(np.concatenate(arrays[2:9]))
     assert check(folder, full=True) == []
-    with dsprep.open(folder, replace(whole, fields=fields("x=cloud").fields)) as source:
+    with dsprep.open(folder, replace(whole, fields=reading("x=cloud").fields)) as source:
         assert source.schema.names == ("x",)
 
 

@@ -9,11 +9,11 @@ from decimal import Decimal
 import numpy as np
 import pytest
 from format_contract import ReadOnlyContract
-from support import assert_same_batch, cli, fails
+from support import assert_same_batch, cli, fails, reading
 
 import dsprep
 from dsprep import formats
-from dsprep.core.schema import Field, FieldSpec, Ragged, Schema
+from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, SchemaError, UnsupportedError, UsageError
 from dsprep.formats.options import OpenOptions
 
@@ -141,7 +141,7 @@ def test_what_is_not_a_field_is_named(tmp_path):
         assert [n.split()[2] for n in source.notes] == ["d:", "lll:", "bb:", "n:"]
     for name in odd:
         with pytest.raises(UnsupportedError, match=f"column {name} is not a field.*dsprep.write"):
-            dsprep.open(path, OpenOptions(fields=(FieldSpec.parse(name),)))
+            dsprep.open(path, reading(name))
     written(path, d=odd["d"])
     with pytest.raises(UnsupportedError, match=r"no column is a field.*decimal.*dsprep.write"):
         dsprep.open(path)
@@ -157,16 +157,12 @@ def test_nulls(tmp_path):
             pq.write_table(table, path, write_statistics=statistics, row_group_size=12)
             with pytest.raises(FormatError, match=r"row group [01], column x: there are nulls"):
                 dsprep.open(path)[:]
-            with dsprep.open(path, OpenOptions(fields=(FieldSpec.parse("y"),))) as source:
+            with dsprep.open(path, reading("y")) as source:
                 assert source[:]["y"].tolist() == other.to_pylist()
     for values in ([[1], None], [[1, None], []], [{"a": None}, {"a": 2}], [None, {"a": 2}]):
         written(path, x=pa.array(values))
         with pytest.raises(FormatError, match="nulls"), dsprep.open(path) as source:
             source[:]
-
-
-def reading(*fields, **options):
-    return OpenOptions(fields=tuple(map(FieldSpec.parse, fields)), **options)
 
 
 @pytest.fixture

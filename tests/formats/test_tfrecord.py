@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_checks import entry, frame, message, write_records
-from support import assert_same_batch, fails, random_batch, schemas, write_batch
+from support import assert_same_batch, fails, random_batch, reading, schemas, write_batch
 
-from dsprep.core.schema import Batch, Field, FieldSpec, Ragged, Schema
+from dsprep.core.schema import Batch, Field, Ragged, Schema
 from dsprep.errors import FormatError, SchemaError, TargetError, UnsupportedError, UsageError
 from dsprep.formats import load
 from dsprep.formats.base import Source
-from dsprep.formats.options import Compression, OpenOptions, WriteOptions
+from dsprep.formats.options import Compression, WriteOptions
 from dsprep.formats.tfrecord import example
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, parse_together
 from dsprep.storage.paths import Candidate
@@ -44,8 +44,7 @@ def floats(*values: float) -> bytes:
 
 
 def opened(path: Path, *specs: str, hint: Schema | None = None, **options: object) -> Source:
-    fields = tuple(map(FieldSpec.parse, specs))
-    return TFR.open(path, OpenOptions(fields=fields, **options), hint)
+    return TFR.open(path, reading(*specs, **options), hint)
 
 
 def read_all(source: Source) -> Batch:

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from record_checks import frame
-from support import assert_same_batch, fails, random_batch, schemas, take, write_batch
+from support import assert_same_batch, fails, random_batch, reading, schemas, take, write_batch
 
 import dsprep
-from dsprep.core.schema import Batch, Field, FieldSpec, Schema
+from dsprep.core.schema import Batch, Field, Schema
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats import load
 from dsprep.formats.options import OpenOptions
@@ -113,7 +113,6 @@ def test_an_empty_file_is_an_empty_dataset(tmp_path: Path) -> None:
     with TFR.open(path, OpenOptions(), None) as source:
         assert len(source) == 0
         assert source.notes == ("there are no records",)
-    spec = FieldSpec.parse("new=old:int16[3]")
-    with TFR.open(path, OpenOptions(fields=(spec,)), None) as source:
+    with TFR.open(path, reading("new=old:int16[3]"), None) as source:
         assert str(source.schema) == "new: int16[3]"
         assert source.read(0, 0)["new"].shape == (0, 3)

@@ -11,14 +11,14 @@ import pytest
 import record_checks
 from record_checks import entry, message, write_groups
 from record_checks import write_records as write
-from support import assert_same_batch, fails, random_batch, schemas, write_batch
+from support import assert_same_batch, fails, random_batch, reading, schemas, write_batch
 
 from dsprep.core.groups import Grouping, even
-from dsprep.core.schema import Field, FieldSpec, Schema
+from dsprep.core.schema import Field, Schema
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats import load
 from dsprep.formats.base import Source
-from dsprep.formats.options import Compression, OpenOptions, WriteOptions
+from dsprep.formats.options import Compression, WriteOptions
 from dsprep.formats.tfrecord import example
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64
 from dsprep.formats.tfrecord.fields import example as recipe
@@ -33,13 +33,11 @@ F4, U1, I8 = np.dtype("<f4"), np.dtype("u1"), np.dtype("<i8")
 
 
 def opened(path: Path, *specs: str, hint: Schema | None = None, **options: Any) -> Source:
-    fields = tuple(map(FieldSpec.parse, specs))
-    return TFR.open(path, OpenOptions(fields=fields, **options), hint)
+    return TFR.open(path, reading(*specs, **options), hint)
 
 
 def located(path: Path, *specs: str, hint: Schema | None = None, **options: Any) -> FileLayout:
-    fields = tuple(map(FieldSpec.parse, specs))
-    layout, _ = record_checks.located(TFR, path, OpenOptions(fields=fields, **options), hint)
+    layout, _ = record_checks.located(TFR, path, reading(*specs, **options), hint)
     assert layout.records.frame == {"name": "tfrecord"}
     return layout
 

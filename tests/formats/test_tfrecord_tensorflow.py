@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from record_checks import write_groups
-from support import DTYPES, assert_same_batch, fails, random_batch, raw, take, write_batch
+from support import DTYPES, assert_same_batch, fails, random_batch, raw, reading, take, write_batch
 
 import dsprep
 from dsprep.core.groups import Grouping, even
-from dsprep.core.schema import Batch, Field, FieldSpec, Ragged, Schema
+from dsprep.core.schema import Batch, Field, Ragged, Schema
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats import load
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
@@ -191,11 +191,11 @@ def test_several_byte_strings_are_read_with_their_lengths(
         assert [source[i][f"{text}.lengths"].tolist() for i in (0, 2, 4)] == [[3, 0, 3], [], [5]]
         source.check_types()
     for name in ("image/encoded", text, f"{text}.lengths"):
-        with dsprep.open(path, OpenOptions(fields=(FieldSpec.parse(f"new={name}"),))) as source:
+        with dsprep.open(path, reading(f"new={name}")) as source:
             assert list(map(raw, source[:]["new"])) == list(map(raw, batch[name]))
             assert any("left out" in note and "image/height" in note for note in source.notes)
     with pytest.raises(UsageError, match="leave the type out"):
-        dsprep.open(path, OpenOptions(fields=(FieldSpec.parse(f"{text}:S3[None]"),)))
+        dsprep.open(path, reading(f"{text}:S3[None]"))
     for other in ("a.h5", "b.tfrecord"):
         dsprep.convert(path, tmp_path / other)
         with dsprep.open(path) as a, dsprep.open(tmp_path / other) as b:
@@ -228,13 +228,12 @@ def test_several_byte_strings_in_some_of_the_files(tmp_path: Path, tf: Any) -> N
     write_payloads(tf, tmp_path / "d.tfrecord", [*odd, detections(tf, [], 3, only=("int64", [1]))])
     with pytest.raises(FormatError, match=r"d.tfrecord, record 1.*feature z is of another type"):
         dsprep.open(tmp_path)
-    fields = tuple(map(FieldSpec.parse, ("image/height", "n=only")))
-    with dsprep.open(tmp_path, OpenOptions(fields=fields)) as source:
+    with dsprep.open(tmp_path, reading("image/height", "n=only")) as source:
         assert [str(f) for f in source.schema] == ["image/height: int64", "n: int64[None]"]
         assert source[:]["image/height"].tolist() == [3, 3, 3, 3, 3, 4, 3]
         assert source[:]["n"].lengths.tolist() == [0] * 6 + [1]
     with pytest.raises(SchemaError, match="there is no field nowhere"):
-        dsprep.open(tmp_path, OpenOptions(fields=(FieldSpec.parse("nowhere"),)))
+        dsprep.open(tmp_path, reading("nowhere"))
 
 
 def test_a_feature_called_as_lengths_are(tmp_path: Path, tf: Any) -> None:
