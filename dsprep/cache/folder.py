@@ -40,7 +40,7 @@ PATIENCE = 60.0
 """Seconds that another process, which may have been stopped, is waited for."""
 
 SHARE = 0.75
-"""Of what is free and what the cache holds, how much it may take by default."""
+"""Default share of the free space and its own copies that a cache may take."""
 
 
 Size: TypeAlias = int | str | None
@@ -196,12 +196,12 @@ class CacheFolder:
             return Copy.create(path, facts)
 
     def room(self) -> int:
-        """Return how many bytes may be taken now."""
+        """Return the bytes that copies may take now."""
         used = self.used()
         return size_limit(self._size, self.root, used) - used
 
     def make_room(self, nbytes: int, kept: str) -> int:
-        """Return how many bytes may be taken; copies that nobody uses are removed for `nbytes`.
+        """Return the bytes that may be taken, after removing unused copies to free `nbytes`.
 
         Those that have not been used for longest go first. To be called with the directory locked.
         """
@@ -222,7 +222,7 @@ class CacheFolder:
     # --- what is known of a copy without using it --------------------------------------------
 
     def info(self, name: str) -> CopyInfo:
-        """Return what is known of a copy."""
+        """Return facts about a copy."""
         path, nbytes, used = self.root / name, self.resident(name), self._last_use(name)
         in_use = self._is_used(name)
         try:
@@ -237,7 +237,7 @@ class CacheFolder:
         return CopyInfo(path, *words, *counts, nbytes, used, in_use, complete, problem)
 
     def infos(self) -> list[CopyInfo]:
-        """Return what is known of all copies."""
+        """Return facts about all copies."""
         return [self.info(name) for name in self.names()]
 
     def resident(self, name: str) -> int:

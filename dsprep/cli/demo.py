@@ -152,7 +152,7 @@ def _read(directory: Path) -> BenchReport:
 
 
 def _reading(name: str) -> OpenOptions:
-    """Return how one of the synthetic datasets is read."""
+    """Return options of reading one of the synthetic datasets."""
     from dsprep.core.schema import FieldSpec
     from dsprep.formats.options import OpenOptions
 

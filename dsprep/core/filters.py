@@ -132,7 +132,7 @@ def decode(
 
 
 def unpack(data: bytes, f: Mapping[str, Any], max_nbytes: int, where: object) -> Bytes:
-    """Return what a compressor was given, of unknown size: at most `max_nbytes` bytes.
+    """Return decompressed bytes of unknown size: at most `max_nbytes`.
 
     Raises `FormatError` if it is more, or damaged, or the compressor is unknown.
     """
@@ -156,7 +156,7 @@ def unpack(data: bytes, f: Mapping[str, Any], max_nbytes: int, where: object) ->
 
 
 def _undo(f: Mapping[str, Any], data: Bytes, max_nbytes: int, exact: bool, where: object) -> Bytes:
-    """Return what the filter was given: at most one byte more than `max_nbytes`."""
+    """Return bytes before the filter: at most one more than `max_nbytes`."""
     name = f["id"]
     if name == "shuffle":
         return _unshuffle(data, _elementsize(f, where))
@@ -254,7 +254,7 @@ def _split(data: Bytes) -> tuple[Bytes, bytes]:
 
 
 def inflate(data: Any, nbytes: int, wbits: int = zlib.MAX_WBITS) -> Bytes:
-    """Return what `data` holds, at most one byte more than `nbytes`.
+    """Return the decompressed `data`, at most one byte more than `nbytes`.
 
     If large, step by step into one array: in one call zlib's module needs the memory twice.
 

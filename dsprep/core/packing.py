@@ -47,7 +47,7 @@ def zigzag(values: Ints) -> NDArray[np.uint64]:
 
 
 def unzigzag(values: NDArray[np.uint64]) -> Ints:
-    """Return what `zigzag` was given."""
+    """Return the numbers that `zigzag` encoded."""
     signed: Ints = (values >> np.uint64(1)).view(np.int64) ^ -(values & np.uint64(1)).view(np.int64)
     return signed
 
@@ -98,7 +98,7 @@ def to_planes(values: Ints) -> bytes:
 
 
 def from_planes(data: bytes) -> Ints:
-    """Return what `to_planes` was given; `ValueError` if `data` is nothing of the kind."""
+    """Return the numbers that `to_planes` encoded; `ValueError` if `data` is damaged."""
     width = data[0] if data else 0
     if not 1 <= width <= 8 or (len(data) - 1) % width:
         raise ValueError("the width of the numbers is wrong")
@@ -131,7 +131,7 @@ def packed_nbytes(plain: bytes) -> int:
 
 
 def unpack(packed: bytes) -> bytes:
-    """Return what `pack` was given; `ValueError` if that is not so, or far too much."""
+    """Return the bytes that `pack` encoded; `ValueError` if they are damaged, or far too many."""
     max_nbytes = LARGEST_PLAIN + 100 * len(packed)
     try:
         stream = lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_MEMORY)

@@ -61,7 +61,7 @@ class Permutation:
         return self.count
 
     def forward(self, positions: Ints) -> Ints:
-        """Return which samples come at `positions`: int64 of the same shape."""
+        """Return the samples at `positions`: int64 of the same shape."""
         return self._apply(positions, inverse=False)
 
     def inverse(self, samples: Ints) -> Ints:
@@ -106,7 +106,7 @@ class Permutation:
         return halves[0]
 
     def _shift(self, r: int, halves: Ints) -> Ints:
-        """Return how far a round moves the other half, for each of some values of a half."""
+        """Return the shift of the other half in a round, for values of one half."""
         # The upper 32 bits of the hash, scaled to ``0 .. size``: both are below 2**32.
         hashes = mix(halves.view(np.uint64), self._keys[r]) >> np.uint64(32)
         hashes *= np.uint64(self._sizes[r % 2])

@@ -45,7 +45,7 @@ class LazyField(ABC):
 
     @abstractmethod
     def locate(self) -> Column:
-        """Return where all samples are.
+        """Return the layout of all samples.
 
         Raises
         ------
@@ -57,7 +57,7 @@ class LazyField(ABC):
 
     @abstractmethod
     def storage(self) -> FieldStorage:
-        """Return how the field is stored, as far as that is known without locating it."""
+        """Return the storage of the field, as far as it is known without locating it."""
 
     def read(self, start: int, stop: int) -> Values:
         """Return samples ``start <= i < stop`` by the library; only called if it is `Unlocated`."""
@@ -92,7 +92,7 @@ class RowsField(LazyField):
 
     @abstractmethod
     def storage_of(self, count: int, nbytes: float, tables: Sequence[str] = ()) -> FieldStorage:
-        """Return how `count` samples of so many bytes each are stored, whose rows `tables` give."""
+        """Return the storage of `count` samples of so many bytes each, whose rows `tables` give."""
 
     @override
     def read(self, start: int, stop: int) -> Any:
@@ -348,7 +348,7 @@ class LocatedSource(Source):
         return reader.resident_nbytes() + sum(lazy.resident_nbytes() for lazy in by_library)
 
     def storage(self) -> dict[str, FieldStorage]:
-        """Return how each field is stored."""
+        """Return the storage of each field."""
         known = Schema(tuple(f for f in self.schema if f.name not in self._lazy))
         described = of_layout(self._layout, known)
         if self._parsed.packed is not None:

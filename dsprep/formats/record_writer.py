@@ -84,13 +84,13 @@ class RecordWriter(Writer):
 
     @abstractmethod
     def group_ranges(self, edges: Ints) -> tuple[Ints, Ints]:
-        """Return where the groups begin and end in the finished file: int64, ``(groups,)`` each.
+        """Return the offsets at which groups begin and end in the file: int64, ``(groups,)`` each.
 
         `edges` are the samples between them. Raises `FormatError` if the file was changed.
         """
 
     def groups(self) -> Groups | None:
-        """Return where the groups are stored; see `Writer.groups`.
+        """Return the ranges of the groups with their checksums, None if there are none.
 
         What an earlier run has written is read back for its sums.
         """
@@ -111,7 +111,7 @@ def stored_groups(
     inside: str = "",
     files: int | None = None,
 ) -> Groups:
-    """Return where groups are stored, and their sums: read from the file where `sum_of` has none.
+    """Return ranges and checksums of groups; those that `sum_of` lacks are read from the file.
 
     `path_of` gives the file of a group; `inside` is its path below that of the dataset, and `files`
     are groups per file: see `model.Groups`.

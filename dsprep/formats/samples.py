@@ -86,7 +86,7 @@ def choose(
     grouped: bool = True,
     more: Callable[[], Readings] = list,
 ) -> SampleAxis:
-    """Return which arrays are fields, and how many samples they hold.
+    """Return the arrays that are fields, and the number of their samples.
 
     ``"first"`` takes the first axis that carries the most bytes.
 

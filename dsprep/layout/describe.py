@@ -38,7 +38,7 @@ class FieldStorage:
     stored_nbytes
         Bytes on disk, or None where those of several fields cannot be separated.
     access
-        How a read of one random sample performs, and why: one sentence.
+        The cost of reading one random sample, and the reason: one sentence.
     reads, read_nbytes
         Ranges that a read of one random sample takes, and their bytes once decoded; a mean. None
         where that is not known.
@@ -65,7 +65,7 @@ class Chunking:
     file
         Shape of what one file holds; None: all of it.
     codecs
-        What chunks are encoded with, in the order of writing.
+        Filters of the chunks, in the order of writing.
     plain
         Whether the rows of a sample can be read at their offsets, without the rest of a chunk.
     library
@@ -104,7 +104,7 @@ class Chunking:
         return math.prod(self.shape[1:]) * self.itemsize
 
     def words(self, unit: str) -> str:
-        """Return how the array is stored, in rows of `unit`."""
+        """Return the storage of the array in words, in rows of `unit`."""
         if self.stored or self.chunk is None:
             return self.stored or "contiguous"
         if not self.shape:
@@ -137,7 +137,7 @@ def of_array(
     stored_nbytes: int | None = None,
     tables: Sequence[str] = (),
 ) -> FieldStorage:
-    """Return how a field that is an array is stored.
+    """Return the storage of a field that is an array.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def of_array(
 
 
 def _access(array: Chunking, rows: float, samples: int, unit: str) -> tuple[str, float, float]:
-    """Return what a read of one sample takes: in words, the ranges, and their bytes decoded."""
+    """Return the cost of reading one sample: words, ranges, and decoded bytes."""
     sample_nbytes, by = rows * array.row_nbytes, f" by {array.library}" if array.library else ""
     if array.chunk is None:
         return f"one read of {show_nbytes(sample_nbytes)}{by and ','}{by}", 1, sample_nbytes
@@ -207,7 +207,7 @@ def of_record(
     alone: bool = True,
     backward: float | None = None,
 ) -> FieldStorage:
-    """Return how a field that is in records is stored.
+    """Return the storage of a field in records.
 
     Parameters
     ----------
@@ -236,7 +236,7 @@ def of_record(
 
 
 def of_layout(layout: FileLayout, schema: Schema) -> dict[str, FieldStorage]:
-    """Return how the fields of a layout are stored; its laws have to be in memory."""
+    """Return the storage of the fields of a layout; its laws have to be in memory."""
     return {f.name: _of_field(layout, f.name) for f in schema}
 
 
@@ -259,7 +259,7 @@ def _of_field(layout: FileLayout, name: str) -> FieldStorage:
 
 
 def _of_records(records: Records) -> FieldStorage:
-    """Return how fields in records are stored, judged by the first ones if there are very many."""
+    """Return the storage of fields in records, judged by the first ones if there are very many."""
     blocks, sizes = records.blocks, _sizes(records.blocks.lengths)
     looked_at, alone = min(blocks.count, SUMMED), len(records.parts) == 1
     constant = isinstance(blocks.lengths, Affine) and not blocks.lengths.stride

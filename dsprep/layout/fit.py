@@ -99,7 +99,7 @@ def _in_file_order(records: Records, offsets: Ints, align: int) -> Records:
 
 
 def nbytes(records: Records) -> int:
-    """Return what the laws of the records take in a sidecar, in bytes."""
+    """Return the bytes of the laws of the records in a sidecar."""
     every = (records.blocks.offsets, records.blocks.lengths, records.order)
     return sum(laws.packed_nbytes(law) for law in every if law is not None)
 

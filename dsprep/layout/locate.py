@@ -71,7 +71,7 @@ class Extents:
         ]
 
     def addresses(self, to: Ints) -> Ints:
-        """Return where each range goes: those of request i, back to back, to ``to[i]``."""
+        """Return the target of each range: those of request i, back to back, from ``to[i]`` on."""
         request = self.request
         if len(request) == len(to) and not (request[1:] == request[:-1]).any():
             return to

@@ -370,9 +370,9 @@ class FileLayout:
     count
         Samples in the file.
     records
-        Where fields are in records.
+        Layout of the records, with the fields in them.
     columns
-        Where fields are arrays, by field name.
+        Layout of fields that are arrays, by field name.
     files
         Fields of which every sample has a file, by field name.
     given
@@ -380,7 +380,7 @@ class FileLayout:
     unlocated
         Fields that only the format's library can find: name to the reason, a clause.
     groups
-        Where samples were grouped.
+        Groups of the samples, if there are any.
     facts
         How the file was made, as far as it shows: for a person.
     candidates
@@ -399,7 +399,7 @@ class FileLayout:
     files: Mapping[str, OwnFiles] = field(default_factory=dict)
 
     def find_field(self, name: str) -> Records | Column | OwnFiles | Given | str:
-        """Return what holds a field; or the reason, a clause, for which nothing here locates it."""
+        """Return the storage of a field; or the reason, a clause, why nothing locates it."""
         if self.records is not None and name in self.records.parts:
             return self.records
         for holders in (self.columns, self.files, self.given):

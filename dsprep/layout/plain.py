@@ -97,7 +97,7 @@ class Plain:
 
 
 def plain(layout: FileLayout, fields: Sequence[Field]) -> list[Plain] | None:
-    """Return where fields of at least one byte are; None unless each value is one plain range."""
+    """Return the ranges of fields of at least one byte; None unless each value is one range."""
     out = []
     inside = [f for f in fields if f.name not in layout.columns]
     if inside:

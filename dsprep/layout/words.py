@@ -86,7 +86,7 @@ class Words:
 
     @classmethod
     def from_json(cls, json: Any, tables: Tables) -> Words:
-        """Return what `to_json` wrote; `FormatError` if it is something else."""
+        """Return the words that `to_json` wrote; `FormatError` if they are damaged."""
         if not isinstance(json, dict):
             raise damaged("a table of strings is damaged", tables, found=json)
         try:

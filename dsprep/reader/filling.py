@@ -55,7 +55,7 @@ class ReadPart:
     file: Handle | None = None  # None where `decode` does the reading
     runs: Runs | None = None
     decode: Callable[[Arena, Sidecar], int] | None = None
-    """With memory of the thread, and the dataset or a copy of it; returns bytes asked for."""
+    """Called with memory of the thread, and the dataset or a copy; returns bytes requested."""
 
 
 @dataclass

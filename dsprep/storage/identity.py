@@ -44,7 +44,7 @@ class Identity:
     files
         Data files in a directory; 1 for a file.
     facts
-        What the format states about it, see `Format.facts`.
+        Facts that the format states about it: `Format.facts`.
     sampled
         Digest of the sampled blocks; empty: not recorded.
     etag

@@ -178,7 +178,7 @@ def _counted(
     resume_ranks: int | None,
     progress: Callable[[int, int], None] | None,
 ) -> Iterator[EpochAudit]:
-    """Yield what comes in each epoch, or in each pass of its mini-epochs."""
+    """Yield the counts of each epoch, or of each pass of its mini-epochs."""
     mini, n, done = order.mini, int(order.edges[-1]), 0
     count = epochs if mini is None else mini.first(epochs)
     total = n * count // (1 if mini is None else mini.parts)

@@ -163,7 +163,7 @@ class Counter:
         )
 
     def _times(self) -> tuple[int, int, int]:
-        """Return how many samples of the sequence came never, once, and more often."""
+        """Return the numbers of samples delivered never, once, and more often."""
         never = once = more = 0
         edges, groups = self.sequence.edges, self.sequence.groups
         chosen = np.ones(len(edges) - 1, bool)
@@ -303,7 +303,7 @@ class Parts:
         self._home = np.full(len(order.edges) - 1, -1, np.int64)  # the part that has a group
 
     def problems(self, mini_pass: Pass, groups: Ints, last: bool) -> list[str]:
-        """Return what is wrong with the groups of a pass, the `last` one of its part or not."""
+        """Return problems of the groups of a pass; `last`: it is the last one of its part."""
         lines = []
         if mini_pass.part == mini_pass.turn == 0:
             self._home[:] = -1
@@ -323,7 +323,7 @@ class Parts:
 
 
 def _batches(share: Share, run: _Run) -> tuple[int, int, int]:
-    """Return how many batches of a share are full, short and empty."""
+    """Return the numbers of full, short and empty batches of a share."""
     full = short = empty = 0
     first, last = run.steps(share)
     for start in range(first, last, _STEPS):

@@ -26,7 +26,7 @@ from dsprep.writing.create_sidecar import NewSidecar
 
 
 def explain(opened: Sidecar) -> dict[str, Any]:
-    """Return what a sidecar states, as JSON.
+    """Return the contents of a sidecar for a person, as JSON.
 
     Files of one layout are one entry of ``layouts``, with the words for each field.
 
@@ -85,7 +85,7 @@ def laws_of(made: NewSidecar) -> dict[str, str]:
 
 
 def _fields(layout: FileLayout, schema: Schema) -> Iterator[dict[str, str]]:
-    """Yield how each field is stored, in words."""
+    """Yield the storage of each field, in words."""
     storage_of = of_layout(layout, schema)
     for field in schema:
         stored = storage_of[field.name]

@@ -157,7 +157,7 @@ def _field_json(facts: FieldFacts) -> dict[str, Any]:
 
 
 def inspect(source: Source, memory: int | None = None) -> Inspection:
-    """Return what a dataset holds and how it is stored, without reading all of it.
+    """Return the fields, the storage and the read cost of a dataset, without reading all of it.
 
     Parameters
     ----------
@@ -239,7 +239,7 @@ def _note_of_small_files(files: int, nbytes: int) -> list[str]:
 
 
 def _groups(source: Source) -> tuple[int, int] | None:
-    """Return how many groups a sidecar gives, and the most samples of one."""
+    """Return the number of groups of a sidecar, and the samples of the largest."""
     if not isinstance(source, SidecarSource):
         return None
     count = largest = 0
@@ -288,7 +288,7 @@ def check_types(source: Source, limit: int) -> None:
 
 
 def ragged_lengths(source: Source, limit: int) -> dict[str, Lengths]:
-    """Return how the lengths of the ragged fields spread, by field name."""
+    """Return the distribution of the lengths of ragged fields, by field name."""
     ragged = [f for f in source.schema if f.ragged]
     count = len(source)
     if not ragged or not count:

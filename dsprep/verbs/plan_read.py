@@ -199,7 +199,7 @@ def plan_read(
     tier: Mapping[str, Any] | None = None,
     sidecar: str | Path | None = None,
 ) -> ReadPlan:
-    """Return what a job needs from storage, and what it waits for.
+    """Return the storage rates that a job needs, and its waiting times.
 
     Parameters
     ----------

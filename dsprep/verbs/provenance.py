@@ -250,7 +250,7 @@ def _renewed(opened: Sidecar, files: Sequence[Path]) -> NewSidecar | None:
 
 
 def _unchanged(content: Content, dataset: Path, files: Sequence[Path]) -> Ints:
-    """Return which row of a sidecar each file has, if it has the size and time stamp; else -1."""
+    """Return the entry of each file in a sidecar, by size and time stamp; else -1: int64."""
     rows = np.full(len(files), -1)
     sizes, times, counts = (
         numbers(content.files, key).tolist() for key in ("nbytes", "mtime_ns", "files")
@@ -265,14 +265,14 @@ def _unchanged(content: Content, dataset: Path, files: Sequence[Path]) -> Ints:
 
 
 def _row(opened: Sidecar, number: int) -> LocatedFile:
-    """Return what a sidecar states of a file."""
+    """Return layout, identity and checksums of a file from a sidecar."""
     entry, sums = opened.content.files[number], opened.proofs.block_sums(number)
     crcs = None if sums is None or sums[0] != CRC_BLOCK else to_planes(sums[1])
     return opened.layout(number), entry.identity, crcs
 
 
 def _lineage(old: Content | None) -> dict[str, Any]:
-    """Return who made this sidecar, and what an older one says about the data."""
+    """Return the lineage: this command, and facts on the data from an older sidecar."""
     now = made_by("dsprep.provenance")
     if old is None or "source" not in old.lineage:
         return now

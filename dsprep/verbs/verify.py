@@ -255,7 +255,7 @@ def match_order(a: Source, b: Source) -> tuple[Source, Source, str]:
 
 
 def count_threads(a: Source, b: Source, workers: int, memory: int) -> int:
-    """Return how many threads may compare samples at once; `UsageError` if not even one."""
+    """Return the number of threads that may compare samples; `UsageError` if none fits."""
     largest = max(payload_nbytes(source, 0, len(source))[1] for source in (a, b))
     each, taken = COPIES * max(PIECE_NBYTES, largest), a.resident_nbytes() + b.resident_nbytes()
     if each + taken > memory:

@@ -173,7 +173,7 @@ def _refuse(target: Path, job: Mapping[str, Any]) -> None:
 
 
 def _opened(executor: str | Executor, workers: int | None) -> AbstractContextManager[Any]:
-    """Give who calls the function."""
+    """Return the executor that calls the function."""
     if isinstance(executor, Executor):
         return nullcontext(executor)
     if executor == executors.THREADS:

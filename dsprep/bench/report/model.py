@@ -11,7 +11,7 @@ from typing import Any
 from dsprep.errors import FormatError, require
 
 VERSION = 2
-"""Of the JSON form of a report."""
+"""The version of the JSON form of a report."""
 
 LARGEST = 64 << 20
 """Bytes of a report at most."""

@@ -50,7 +50,7 @@ PARAMETERS: dict[str, Callable[[str], Any]] = {
 """The details, and what gives the amount that a value means."""
 
 AS_WRITTEN = ("buffer-size", "tier-size", "engine")
-"""Those whose values stay text."""
+"""Settings whose values stay text."""
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:

@@ -161,7 +161,7 @@ TODAY = {
 datasets that these cannot read as they are."""
 
 TIERED = tuple(name for name, entry in STRATEGIES.items() if entry.tier)
-"""Those with a cache on a fast tier."""
+"""Strategies with a cache on a fast tier."""
 
 
 OWN = Entry("own_loader:open_own", "files", "your own loader", delivers=False, counted=False)

@@ -144,7 +144,7 @@ def read(
 
 @contextmanager
 def _job(settings: Settings, sweeps: Sequence[str]) -> Iterator[tuple[Settings, Runner]]:
-    """Give what runs the ranks: this process, or an MPI job, whose processes are the ranks then."""
+    """Return the runner of the ranks: this process, or an MPI job."""
     from dsprep.bench.running import joined, run
     from dsprep.executors.mpi import launched
 

@@ -155,7 +155,7 @@ def _state(info: CopyInfo) -> str:
 
 
 def _ago(used: float) -> str:
-    """Return how long ago a time is."""
+    """Return the age of a time, in words."""
     import time
 
     from dsprep.core.units import show_time

@@ -132,7 +132,7 @@ def stage(
 
 
 def rows(report: StageReport, dry_run: bool) -> list[tuple[str, str]]:
-    """Return what was staged for a person."""
+    """Return the report of staging for a person."""
     from dsprep.core.units import show_nbytes, show_time
 
     def span(word: str, numbers: range) -> str:
@@ -179,7 +179,7 @@ def end(report: StageReport) -> None:
 
 
 def report_json(report: StageReport) -> dict[str, Any]:
-    """Return what was staged for other programs."""
+    """Return the report of staging for other programs."""
     content = {**vars(report), "path": str(report.path)}
     for name in ("ranks", "epochs"):
         content[name] = [content[name].start, content[name].stop]

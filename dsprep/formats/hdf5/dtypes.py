@@ -65,7 +65,7 @@ class Carrier:
 
 
 def carrier_of(dtype: DType) -> Carrier:
-    """Return how elements of `dtype` are stored."""
+    """Return the carrier that stores elements of `dtype`."""
     if is_extension(dtype):
         return Carrier(dtype, np.dtype(f"u{dtype.itemsize}"))
     if dtype.kind == "U":

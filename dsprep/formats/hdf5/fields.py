@@ -57,7 +57,7 @@ class DatasetField(RowsField):
 
     @property
     def dtype(self) -> Any:
-        """Of the elements."""
+        """The dtype of the elements."""
         return self.field.dtype
 
     def dataset(self) -> Any:

@@ -141,7 +141,7 @@ def _create(
 
 
 def _stored(schema: Schema, options: WriteOptions) -> dict[str, str]:
-    """Return where each field is in a sample's value."""
+    """Return the range of each field in a sample's value."""
     plan_keys(options.key_format, 1)
     stored = {}
     for name, part in Values(schema).parts().items():

@@ -40,7 +40,7 @@ def open_netcdf(path: Path, options: OpenOptions) -> LocatedSource:
 
 
 def parse(file: Handle, options: OpenOptions) -> Parsed:
-    """Return what a file holds."""
+    """Return the parsed contents of a file."""
     header = read_header(file)
     variables = _requested(header, options, file.path)
     axis = _sample_axis(header, variables, options, file.path)
@@ -73,7 +73,7 @@ def _requested(header: Header, options: OpenOptions, path: Path) -> dict[str, Va
 def _sample_axis(
     header: Header, variables: Variables, options: OpenOptions, path: Path
 ) -> SampleAxis:
-    """Return which variables are fields, and how many samples they hold."""
+    """Return the variables that are fields, and the number of their samples."""
     mode, named = options.sample_axis, bool(options.fields)
     # Where there are no records yet, one is judged.
     rows = {name: max(1, header.records) if v.record else 1 for name, v in variables.items()}

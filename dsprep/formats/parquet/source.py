@@ -287,7 +287,7 @@ class ParquetSource(Source):
         return 0 if self._rows is None else self._rows.resident_nbytes()
 
     def storage(self) -> dict[str, FieldStorage]:
-        """Return how each field is stored."""
+        """Return the storage of each field."""
         return {
             field.name: self._storage(path, leaf)
             for path, (leaf, field) in zip(self._paths, self._columns, strict=True)

@@ -79,7 +79,7 @@ class Builder:
         return short + self.align if 0 < short < LEAST_PADDING else short
 
     def group_offsets(self, edges: Ints) -> Ints:
-        """Return where groups of records of one size begin, and where the last one ends."""
+        """Return the offsets of groups of records of one size, and the end of the last."""
         sizes = np.diff(edges) * self.nbytes
         if self.align > 1:
             different, owner = np.unique(sizes[:-1], return_inverse=True)
@@ -182,7 +182,7 @@ def check_size(nbytes: int, sample: int) -> None:
 
 
 def _encoded(batch: Batch, field: Field, type_: int, arena: Arena) -> RowSpans:
-    """Return what a field adds to each record."""
+    """Return the bytes that a field adds to each record."""
     column = batch[field.name]
     if type_ != INT64:
         return RowSpans.of(column, field)

@@ -130,7 +130,7 @@ def loses_type(f: Field, type_: int) -> bool:
 
 
 def describe(f: Field, type_: int) -> str:
-    """Return how a field is stored, for a person to read."""
+    """Return the storage of a field, for a person to read."""
     if type_ == BYTES:
         content = "UTF-8" if f.kind == "str" else "bytes" if f.kind == "bytes" else ""
         return f"bytes_list of one value: {content or f'the bits of {show_dtype(f.dtype)}'}"

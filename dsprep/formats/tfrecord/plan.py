@@ -29,7 +29,7 @@ MOST_PADDING = 0.02
 
 
 def arrange(schema: Schema, types: dict[str, int], grouping: Grouping) -> Builder:
-    """Return how records are laid out whose fields are carried by lists of these `types`."""
+    """Return the plan of records whose fields are lists of these `types`."""
     # The first group begins at 0.
     align = grouping.align if grouping.count > 1 else 1
     builder = Builder(schema, types)

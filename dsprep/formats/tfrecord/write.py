@@ -142,7 +142,7 @@ class TFRecordWriter(RecordWriter):
         return layout_of(self._builder, self._samples, lengths)
 
     def checkpoint(self) -> State:
-        """Return where the next piece goes."""
+        """Return the offset of the next piece."""
         return {"offset": self._end}
 
     def finish(self) -> None:

@@ -32,7 +32,7 @@ def open_archive(path: Path, options: OpenOptions) -> LocatedSource:
 
 
 def parse(file: Handle, options: OpenOptions) -> Parsed:
-    """Return what an archive holds of the fields that are wanted.
+    """Return the parsed contents of an archive, of the fields requested.
 
     Raises
     ------

@@ -48,7 +48,7 @@ def open_zarr(path: Path, options: OpenOptions) -> LocatedSource:
 
 
 def parse(store: Store, options: OpenOptions) -> Parsed:
-    """Return what a store holds."""
+    """Return the parsed contents of a store."""
     nodes, groups = walk(store)
     path, root = store.path, groups.get("", {})
     own = root.get(FIELDS)

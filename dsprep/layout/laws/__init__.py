@@ -72,7 +72,7 @@ def parse(json: Any, count: int, tables: Tables, lengths: Law | None = None) -> 
     json
         A number, or an object whose ``law`` is one of `LAWS`.
     count
-        How many numbers it has to give.
+        Number of values that it has to give.
     tables
         Where its tables are.
     lengths

@@ -25,9 +25,9 @@ class Law(ABC):
     Attributes
     ----------
     name
-        How the sidecar calls it.
+        Its name in sidecars.
     count
-        How many numbers there are.
+        Number of values.
     packed_nbytes
         What `laws.packed_nbytes` has found.
     """

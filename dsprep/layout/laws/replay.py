@@ -158,7 +158,7 @@ def feasible(shape: Shape, lengths: Law, plan: Plan) -> bool:
 
 
 def steps(shape: Shape, lengths: Law, plan: Plan) -> int:
-    """Return how many steps a replay takes, each of some 5 to 10 microseconds."""
+    """Return the number of steps of a replay, each of some 5 to 10 microseconds."""
     events = sum(times for times, _ in plan) + lengths.count // shape.step
     if not (isinstance(lengths, Affine) and not lengths.stride):
         events += lengths.count >> 3  # a value may have to be looked at on its own

@@ -208,7 +208,7 @@ def _lists(
 def _header(
     settings: ReaderOptions, ranks: int, nodes: Sequence[range], epochs: range
 ) -> dict[str, Any]:
-    """Return what a manifest says about the whole, besides dataset and totals."""
+    """Return the facts of a manifest besides dataset and totals."""
     names = ("batch_size", "buffer_size", "seed", "shuffle", "remainder", "buffers_mixed")
     options = {name: getattr(settings, name) for name in names}
     if (mini := settings.mini) is not None:

@@ -46,7 +46,7 @@ class PiecesNeeded:
         _, self.nbytes, self.taken = self.table
 
     def index(self, copy: Copy) -> Ints:
-        """Return where the pieces are in the tables of the copy."""
+        """Return the rows of the pieces in the tables of the copy: int64."""
         slots: Ints = np.searchsorted(copy.numbers, self.groups)
         return slots
 
@@ -77,7 +77,7 @@ class Outcome:
 
 
 def look(wants: Sequence[PiecesNeeded], how: Cache, partial: bool) -> Outcome:
-    """Return what `copy_all` would do, or raise its `TargetError`."""
+    """Return the outcome that `copy_all` would have, or raise its `TargetError`."""
     states, folder = [], None
     with suppress(OSError, UsageError):
         folder = CacheFolder(how.root, create=False)
