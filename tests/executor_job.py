@@ -23,7 +23,7 @@ from dsprep.executors import opened
 from dsprep.source.dataset import open_dataset
 from dsprep.verbs.provenance import provenance
 from dsprep.verbs.verify import verify
-from dsprep.writing import parallel, shuffle, tasks
+from dsprep.writing import shuffle, tasks
 from dsprep.writing.job import Report
 
 do_task = tasks.do
@@ -102,11 +102,11 @@ def plain(value: object) -> object:
     return [plain(v) for v in value] if isinstance(value, list) else value
 
 
-def killing(task: parallel.ShardTask) -> tuple:
+def killing(task: tasks.Task) -> tuple:
     """Write a shard; the first time that one in the middle is to be written, be killed instead."""
     marker = task.attempts.parent / "killed"
-    done = do_task(task) if task.number != 2 or marker.exists() else None
-    if not marker.exists() and task.number == 2:
+    done = do_task(task) if task.name != "shard-2.json" or marker.exists() else None
+    if not marker.exists() and task.name == "shard-2.json":
         marker.touch()
         (task.attempts / "2-killed").mkdir()
         (task.attempts / "2-killed" / "half").write_bytes(b"half")
@@ -114,9 +114,9 @@ def killing(task: parallel.ShardTask) -> tuple:
     return done
 
 
-def stopping(task: parallel.ShardTask) -> tuple:
+def stopping(task: tasks.Task) -> tuple:
     """Write a shard, or answer no more: as a rank whose node is lost."""
-    if task.number == 2:
+    if task.name == "shard-2.json":
         (task.attempts.parent / "stopped").touch()
         os.kill(os.getpid(), signal.SIGSTOP)
     return do_task(task)
@@ -137,7 +137,7 @@ def stopped(origin: Path, target: Path) -> None:
     main()
 
 
-def twice(task: parallel.ShardTask) -> tuple:
+def twice(task: tasks.Task) -> tuple:
     """Write a shard twice at the same time."""
     done = []
     threads = [threading.Thread(target=lambda: done.append(do_task(task))) for _ in range(3)]

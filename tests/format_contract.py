@@ -40,7 +40,7 @@ from dsprep.reading.layout_reader import LayoutReader
 from dsprep.source.dataset import open_dataset
 from dsprep.storage.trees import data_files, remove
 from dsprep.verbs.check import check
-from dsprep.verbs.convert import ConvertOptions, plan_job
+from dsprep.verbs.convert import plan_job
 from dsprep.verbs.repack import RepackOptions, plan_repack, run_repack
 from dsprep.writing import shards, staging, transfer
 from dsprep.writing.job import RunOptions
@@ -344,8 +344,8 @@ class FormatContract(SourceContract):
         (self.repack if grouped else self.convert)()
 
     def convert(self, run: RunOptions = QUICK, **options) -> Path:
-        how = ConvertOptions(to=self.format, write=self.options, **options)
-        run_job(plan_job(self.source, self.target, how), run)
+        how = {"to": self.format, "write": self.options, **options}
+        run_job(plan_job(self.source, self.target, **how), run)
         return self.target
 
     def repack(self, run: RunOptions = QUICK, size: int = 8, **options) -> Path:

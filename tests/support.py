@@ -30,7 +30,7 @@ from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.layout import as_json, fit
 from dsprep.storage.identity import BLOCK_NBYTES, BLOCKS
 from dsprep.storage.trees import remove, sized_files
-from dsprep.verbs.convert import ConvertOptions, plan_job
+from dsprep.verbs.convert import plan_job
 from dsprep.writing.create_sidecar import NewSidecar, ScanOptions, make_sidecar
 from dsprep.writing.job import RunOptions
 from dsprep.writing.run import run_job
@@ -125,12 +125,12 @@ def assert_same_batch(found: Batch, expected: Batch, schema: Schema) -> None:
 def written(
     path: Path, schema: Schema, batch: Batch | int, *, durable: bool = False, **options: Any
 ) -> Path:
-    """Write samples, or so many at random, as `convert` does with options of `ConvertOptions`."""
+    """Write samples, or so many at random, as `convert` does with options of `plan_job`."""
     memory = path.with_name(f"memory of {path.name}")
     memory.touch()
     samples = random_batch(schema, batch) if isinstance(batch, int) else batch
     source = MemorySource(schema, samples, memory)
-    run_job(plan_job(source, path, ConvertOptions(**options)), RunOptions(durable=durable))
+    run_job(plan_job(source, path, **options), RunOptions(durable=durable))
     memory.unlink()
     return path
 

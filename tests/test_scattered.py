@@ -28,7 +28,7 @@ from dsprep.storage import ring as module
 from dsprep.storage import scatter
 from dsprep.storage.local import LocalFile
 from dsprep.storage.paths import open_file
-from dsprep.verbs.convert import ConvertOptions, plan_job
+from dsprep.verbs.convert import plan_job
 from dsprep.writing.job import RunOptions
 from dsprep.writing.run import run_job
 
@@ -57,10 +57,10 @@ def data(request, tmp_path_factory):
     origin.touch()
     source = MemorySource(SCHEMA, BATCH, origin)
     path = directory / f"first{SUFFIX[format]}"
-    options = None
+    options = {}
     if form == "several":
-        path, options = directory / "set", ConvertOptions(to=format, shard_size=400)
-    run_job(plan_job(source, path, options), RunOptions(workers=1))
+        path, options = directory / "set", {"to": format, "shard_size": 400}
+    run_job(plan_job(source, path, **options), RunOptions(workers=1))
     if form == "grouped":
         first, path = path, directory / f"grouped{SUFFIX[format]}"
         dsprep.repack(first, path, buffer_size=64, stripe_size=4096)

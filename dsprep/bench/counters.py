@@ -63,7 +63,7 @@ def count() -> Counters:
     if (module := sys.modules.get("dsprep.storage.objects.requests")) is not None:
         requested = module.counters
         total += Counters(
-            calls=requested.requests, requested=requested.nbytes, device=requested.nbytes
+            calls=requested["requests"], requested=requested["nbytes"], device=requested["nbytes"]
         )
     for pid in descendants(os.getpid()):
         total += _io(str(pid)) + _used(pid)

@@ -29,7 +29,7 @@ from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage.mounts import existing
 from dsprep.storage.paths import StorePath
 from dsprep.storage.trees import free_nbytes
-from dsprep.verbs.convert import ConvertOptions, plan_job
+from dsprep.verbs.convert import plan_job
 from dsprep.verbs.provenance import provenance
 from dsprep.verbs.repack import RepackOptions, plan_repack, run_repack
 from dsprep.writing.buffers import parse_buffer
@@ -291,8 +291,7 @@ def _form(name: str, facts: Preparation, source: Source, dataset: Path) -> Form:
     estimate = format.plan(facts.schema, options, plain(facts.samples), facts.payload).nbytes
 
     def write(source: Source, target: Path) -> None:
-        how = ConvertOptions(to=name, write=options)
-        run_job(plan_job(source, target, how), QUICK)
+        run_job(plan_job(source, target, to=name, write=options), QUICK)
 
     path = facts.folder / name / f"data{format.suffixes[0]}"
     return Form(path=path, estimate=estimate, write=write)

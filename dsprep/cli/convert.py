@@ -64,9 +64,9 @@ def convert(
 
     output, run_options = parse_options(options)
     sources, target = sources_and_target("convert", paths, run_options.overwrite)
-    reading = replace(reading, stop=parse_stop(output.samples))
+    reading = replace(reading, stop=parse_stop(output["samples"]))
     with open_source(sources, reading, not json, marked=True) as source:
-        job = plan_job(source, as_path(target), output)
+        job = plan_job(source, as_path(target), **output)
         if dry_run:
             count_workers(job, run_options.workers, run_options.memory)
             check_targets([job.target], run_options, dry=True)

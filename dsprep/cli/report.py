@@ -163,7 +163,7 @@ def print_json(content: Any) -> None:
 def _asked() -> dict[str, int] | None:
     """Return the requests of this process to object stores, None if there were none."""
     module = sys.modules.get("dsprep.storage.objects.requests")
-    counters = {} if module is None else dict(vars(module.counters))
+    counters = {} if module is None else dict(module.counters)
     return counters if any(counters.values()) else None
 
 

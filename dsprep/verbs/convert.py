@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -33,19 +33,8 @@ from dsprep.writing.plan import (
 from dsprep.writing.run import run_job
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConvertOptions:
-    """Options of the output of a conversion, parsed from `ConvertArguments`."""
-
-    to: str | None = None
-    write: WriteOptions = field(default_factory=WriteOptions)
-    casts: Mapping[str, DType] = field(default_factory=dict)
-    samples: str | None = None
-    shard_size: str | int | None = None
-
-
 def parse_arguments(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """Return the attributes that `ConvertOptions` and `RepackOptions` have in common.
+    """Return what `plan_job` and `RepackOptions` take alike.
 
     Raises
     ------
@@ -61,15 +50,24 @@ def parse_arguments(given: Mapping[str, Any], known: Iterable[str]) -> dict[str,
     return {"to": given.get("to"), "write": write, "shard_size": given.get("shard_size")}
 
 
-def parse_options(given: ConvertArguments) -> tuple[ConvertOptions, RunOptions]:
-    """Return the options of the output and of the run, from the arguments of `convert`."""
+def parse_options(given: ConvertArguments) -> tuple[dict[str, Any], RunOptions]:
+    """Return the options of `plan_job` and of the run, from the arguments of `convert`."""
     common = parse_arguments(given, ConvertArguments.__annotations__)
     casts = {name: parse_dtype(dtype) for name, dtype in (given.get("cast") or {}).items()}
-    options = ConvertOptions(**common, casts=casts, samples=given.get("samples"))
+    options = {**common, "casts": casts, "samples": given.get("samples")}
     return options, RunOptions.among(given)
 
 
-def plan_job(source: Source, target: Path, options: ConvertOptions | None = None) -> Job:
+def plan_job(
+    source: Source,
+    target: Path,
+    *,
+    to: str | None = None,
+    write: WriteOptions | None = None,
+    casts: Mapping[str, DType] | None = None,
+    samples: str | None = None,
+    shard_size: str | int | None = None,
+) -> Job:
     """Decide everything about a conversion; nothing is written.
 
     Parameters
@@ -78,8 +76,16 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
         The dataset, opened.
     target
         The file or directory to make.
-    options
-        Options of the output; by default, as the suffix of `target` implies.
+    to
+        The format; None: by the suffix of `target`.
+    write
+        How the format writes.
+    casts
+        Other dtypes by field name.
+    samples
+        A range of samples, ``START:STOP``; None: all.
+    shard_size
+        The samples, or the bytes of values, of a file, if there are several.
 
     Returns
     -------
@@ -91,21 +97,20 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
     DsprepError
         If the target's format is unknown or cannot hold the data, or options contradict each other.
     """
-    options = options or ConvertOptions()
-    target = resolve_target(target)
-    format = formats.of_target(target, options.to)
+    target, write = resolve_target(target), write or WriteOptions()
+    format = formats.of_target(target, to)
     if format is None:
         raise formats.unnamed(target)
-    check_options(options.write, format.write_options, format.name)
-    casts = make_casts(source.schema, options.casts)
-    schema, lost = with_static(cast_schema(source.schema, casts), source, format)
+    check_options(write, format.write_options, format.name)
+    changes = make_casts(source.schema, casts or {})
+    schema, lost = with_static(cast_schema(source.schema, changes), source, format)
     if not schema.fields:
         raise FormatError("the dataset has no fields", where=source.path)
     start, stop = 0, len(source)
-    if options.samples:
-        start, stop = parse_range(options.samples, len(source))
-    notes = format.check(schema, options.write)  # before sizes are computed: it may take reading
-    per_file, nbytes = parse_shard_size(options.shard_size)
+    if samples:
+        start, stop = parse_range(samples, len(source))
+    notes = format.check(schema, write)  # before sizes are computed: it may take reading
+    per_file, nbytes = parse_shard_size(shard_size)
     ranges = [(start, stop)]
     if per_file is not None:
         ranges = shards_by_samples(start, stop, per_file)
@@ -119,13 +124,13 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
         target,
         format,
         schema,
-        options.write,
+        write,
         [plain(b - a, r) for (a, b), r in zip(ranges, rows, strict=True)],
         start,
         payload=payload,
-        sharded=options.shard_size is not None,
+        sharded=shard_size is not None,
         source=source,
-        casts=casts,
+        casts=changes,
         losses=(*notes, *lost),
         largest=largest,
     )
@@ -193,10 +198,10 @@ def convert(
         If anything is wrong; nothing half-written is left under the name `target`.
     """
     output, run = parse_options(options)
-    stop = parse_stop(output.samples)
+    stop = parse_stop(output["samples"])
     reading = merge_open_options(options.get("open_options"), fields, run.memory, stop)
     with open_dataset(source, reading, marked=True) as opened:
-        return run_job(plan_job(opened, as_path(target), output), run, progress)
+        return run_job(plan_job(opened, as_path(target), **output), run, progress)
 
 
 def merge_open_options(

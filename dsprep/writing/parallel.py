@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-
-from typing_extensions import override
 
 from dsprep.formats.base import Opening
 from dsprep.storage.nodes import wait_for
@@ -25,50 +24,23 @@ THREADS_PER_TASK = 2
 """One reads while another one writes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardTask(Task[int]):
-    """A shard that is to be written, and then recorded; returns its payload bytes.
+def make_shard(
+    job: Job, source: Opening, number: int, path: Path, record: str, durable: bool, directory: Path
+) -> tuple[int, int]:
+    """Write the one shard of a job, and its record; return its number among all, and its bytes."""
+    save = (lambda *_: None) if durable else None  # incomplete, it is written again
+    parts = directory / path.name, directory / record
+    with source() as samples:
+        job = replace(job, source=samples)
+        done = write_shard(job, 0, *parts, durable, THREADS_PER_TASK, save)
+        return number, sum(nbytes or 0 for _, nbytes in done)
 
-    Attributes
-    ----------
-    job
-        Of this file alone, whose samples are numbered as in `source`.
-    source
-        The samples.
-    number
-        Of the shard among all.
-    path
-        Final path of the shard.
-    samples
-        The samples as the user counts them, for messages.
-    """
 
-    job: Job
-    source: Opening
-    number: int
-    path: Path
-    samples: tuple[int, int]
-
-    @property
-    @override
-    def subject(self) -> str:
-        (start, stop), (shard,) = self.samples, self.job.shards
-        return f"samples {start:,} to {stop:,} of {shard.name}"
-
-    @override
-    def make(self, directory: Path) -> int:
-        durable, path, record = self.durable, directory / self.path.name, directory / self.name
-        save = (lambda *_: None) if durable else None  # incomplete, it is written again
-        with self.source() as source:
-            job = replace(self.job, source=source)
-            done = write_shard(job, 0, path, record, durable, THREADS_PER_TASK, save)
-            return sum(nbytes or 0 for _, nbytes in done)
-
-    @override
-    def put(self, directory: Path) -> None:
-        if not self.made.exists():
-            (directory / self.path.name).replace(self.path)
-            (directory / self.name).replace(self.made)
+def put_shard(path: Path, record: Path, directory: Path) -> None:
+    """Give a shard and its record their places."""
+    if not record.exists():
+        (directory / path.name).replace(path)
+        (directory / record.name).replace(record)
 
 
 def write_apart(
@@ -77,7 +49,7 @@ def write_apart(
     """Write shards on the workers of an executor; yield each."""
     attempts = begin_attempts(staging.root)
 
-    def tasks() -> Iterator[ShardTask]:
+    def tasks() -> Iterator[Task[tuple[int, int]]]:
         for index in missing:
             shard = job.shards[index]
             needed, offset = job.source.part(shard.start, shard.stop)
@@ -86,19 +58,20 @@ def write_apart(
                 shards=(replace(shard, start=shard.start - offset),),
                 payload=round(job.payload * len(shard) / max(1, job.samples)),
             )
-            yield ShardTask(
+            name = staging.record_path(index).name
+            path, durable = shard_path(job, staging.data.absolute(), index), staging.durable
+            yield Task(
                 attempts=attempts,
-                durable=staging.durable,
-                name=staging.record_path(index).name,
-                job=one,
-                source=needed,
-                number=index,
-                path=shard_path(job, staging.data.absolute(), index),
-                samples=(shard.start, shard.stop),
+                name=name,
+                subject=f"samples {shard.start:,} to {shard.stop:,} of {shard.name}",
+                durable=durable,
+                make=partial(make_shard, one, needed, index, path, name, durable),
+                put=partial(put_shard, path, attempts.parent / name),
             )
 
     with closing(run_tasks(executor, tasks())) as results:  # what ends this is known to them
-        for task, nbytes in results:
-            wait_for(task.path)
-            staging.complete(task.number, shard_path(job, staging.data, task.number))
-            yield len(job.shards[task.number]), nbytes
+        for _, (number, nbytes) in results:
+            path = shard_path(job, staging.data, number)
+            wait_for(path)
+            staging.complete(number, path)
+            yield len(job.shards[number]), nbytes

@@ -20,10 +20,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -72,36 +71,28 @@ UNSYNCED_NBYTES = 4 << 30
 _JOURNAL = "shuffle.json"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Deal(Task[None]):
-    """Samples ``start .. stop`` to be dealt; sample `offset` of all is the first of `base`."""
-
-    base: Opening | Source
-    offset: int
-    start: int
-    stop: int
-    order: Permutation
-    per_bucket: int
-    piece_nbytes: int
-
-    @override
-    def make(self, directory: Path) -> None:
-        base = self.base
-        with (
-            nullcontext(base) if isinstance(base, Source) else base() as source,
-            (directory / "runs").open("xb", buffering=0) as file,
-        ):
-            batches = self._batches(source)
-            write_runs(file, source.schema, self.order, self.per_bucket, batches)
-            if self.durable:
-                sync(file.fileno(), data=True)
-                sync_directory(directory)
-
-    def _batches(self, base: Source) -> Iterator[tuple[int, Batch]]:
-        """Yield the samples, each batch with the number of the first one."""
-        arena, start, stop = Arena(), self.start - self.offset, self.stop - self.offset
-        for first, last in pieces(base, start, stop, target=self.piece_nbytes):
-            yield first + self.offset, base.read(first, last, arena)
+def _deal_part(
+    base: Opening | Source,
+    offset: int,
+    samples: tuple[int, int],
+    order: Permutation,
+    per_bucket: int,
+    piece_nbytes: int,
+    durable: bool,
+    directory: Path,
+) -> None:
+    """Deal a range of samples into a directory; sample `offset` of all is the first of `base`."""
+    start, stop = samples
+    with (
+        nullcontext(base) if isinstance(base, Source) else base() as source,
+        (directory / "runs").open("xb", buffering=0) as file,
+    ):
+        arena, ranges = Arena(), pieces(source, start - offset, stop - offset, target=piece_nbytes)
+        batches = ((a + offset, source.read(a, b, arena)) for a, b in ranges)
+        write_runs(file, source.schema, order, per_bucket, batches)
+        if durable:
+            sync(file.fileno(), data=True)
+            sync_directory(directory)
 
 
 def open_buckets(
@@ -346,22 +337,19 @@ class ShuffledSource(DerivedSource):
         edges = [i * len(self) // parts for i in range(parts + 1)]
         threads = ThreadPoolExecutor(min(self._workers, PIECES), "dsprep-shuffle")
 
-        def task(i: int) -> _Deal:
+        def task(i: int) -> Task[None]:
             base: tuple[Any, int] = self.base, 0
             if executor is not None:
                 base = self.base.part(edges[i], edges[i + 1])
-            return _Deal(
+            # Nobody learns of a crash of another node, which takes what is not on the disk.
+            durable = lasting or executor is not None
+            how = self._order, self._per_bucket, self._piece_nbytes, durable
+            return Task(
                 attempts=attempts,
                 name=made[i].name,
-                # Nobody learns of a crash of another node, which takes what is not on the disk.
-                durable=lasting or executor is not None,
-                base=base[0],
-                offset=base[1],
-                start=edges[i],
-                stop=edges[i + 1],
-                order=self._order,
-                per_bucket=self._per_bucket,
-                piece_nbytes=self._piece_nbytes,
+                subject=made[i].name,
+                durable=durable,
+                make=partial(_deal_part, *base, (edges[i], edges[i + 1]), *how),
             )
 
         missing = (task(i) for i in range(parts) if not made[i].exists())

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import errno
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from dsprep import executors
 from dsprep.storage.durable import sync_directory
@@ -24,7 +23,6 @@ from dsprep.storage.nodes import wait_for
 from dsprep.storage.trees import remove
 
 R = TypeVar("R")
-T = TypeVar("T", bound="Task[Any]")
 
 _ATTEMPTS = "attempts-"
 
@@ -38,7 +36,7 @@ def begin_attempts(directory: Path) -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(ABC, Generic[R]):
+class Task(Generic[R]):
     """A task that is sent to a worker.
 
     Attributes
@@ -47,31 +45,28 @@ class Task(ABC, Generic[R]):
         Directory of attempts, inside the directory of the results.
     name
         Name of the result in that directory.
+    subject
+        Its subject, for a person.
     durable
         Whether to wait for the disk.
+    make
+        Does the work in an empty directory, durably if it is to be.
+    put
+        Gives files that were made in a directory their names, the last one as `made`; None: the
+        directory gets it, unless another attempt was faster.
     """
 
     attempts: Path
     name: str
+    subject: str
     durable: bool
+    make: Callable[[Path], R]
+    put: Callable[[Path], None] | None = None
 
     @property
     def made(self) -> Path:
         """The path that is there when it is complete."""
         return self.attempts.parent / self.name
-
-    @property
-    def subject(self) -> str:
-        """Its subject, for a person."""
-        return self.name
-
-    @abstractmethod
-    def make(self, directory: Path) -> R:
-        """Do the work in an empty directory, durably if it is to be."""
-
-    def put(self, directory: Path) -> None:
-        """Rename a finished directory to its final name, unless another attempt was faster."""
-        directory.rename(self.made)
 
 
 def do(task: Task[R]) -> R:
@@ -79,7 +74,7 @@ def do(task: Task[R]) -> R:
     own = Path(tempfile.mkdtemp(prefix=f"{task.name}-", dir=task.attempts))
     result = task.make(own)
     try:
-        task.put(own)
+        own.rename(task.made) if task.put is None else task.put(own)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
@@ -91,9 +86,9 @@ def do(task: Task[R]) -> R:
 
 def run_tasks(
     executor: Executor,
-    tasks: Iterable[T],
+    tasks: Iterable[Task[R]],
     ahead: Callable[[], int] | None = None,
-) -> Generator[tuple[T, Any], None, None]:
+) -> Generator[tuple[Task[R], R], None, None]:
     """Yield each task and its result, once its directory is visible here.
 
     Parameters

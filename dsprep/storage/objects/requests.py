@@ -68,27 +68,12 @@ _FINAL = (
 )
 
 
-@dataclass
-class Counters:
-    """The requests of this process to object stores.
+counters = {"requests": 0, "nbytes": 0, "other": 0, "sent": 0}
+"""The requests of this process to object stores.
 
-    Attributes
-    ----------
-    requests, nbytes
-        Requests for ranges that were answered, and bytes that came.
-    other
-        Requests for what objects are (HEAD, LIST), and to write them.
-    sent
-        Bytes that were written.
-    """
-
-    requests: int = 0
-    nbytes: int = 0
-    other: int = 0
-    sent: int = 0
-
-
-counters = Counters()
+Requests for ranges that were answered, and bytes that came; requests for what objects are (HEAD,
+LIST) and to write them; bytes that were written.
+"""
 
 
 @dataclass(frozen=True)
@@ -300,8 +285,8 @@ async def _get(version: Version, start: int, stop: int) -> Any:
     body = await answer.bytes_async()
     if len(body) != stop - start:
         raise OSError(errno.EIO, f"{len(body)} bytes came of {stop - start}")
-    counters.requests += 1
-    counters.nbytes += len(body)
+    counters["requests"] += 1
+    counters["nbytes"] += len(body)
     return body
 
 

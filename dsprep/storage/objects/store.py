@@ -261,7 +261,7 @@ class ObjectStore(Store):
                 if head:
                     answer = self._first(name)
                 else:
-                    counters.other += 1
+                    counters["other"] += 1
                     answer = self._version(name, obstore.head(*self._split(name))), b""
             except (FileNotFoundError, exceptions.NotFoundError):
                 pass
@@ -282,13 +282,13 @@ class ObjectStore(Store):
         except (FileNotFoundError, exceptions.NotFoundError):
             raise
         except exceptions.BaseError:  # of no bytes there is no range
-            counters.other += 1
+            counters["other"] += 1
             meta = obstore.head(store, key)
             if meta["size"]:
                 raise
             return self._version(name, meta), b""
-        counters.requests += 1
-        counters.nbytes += len(data)
+        counters["requests"] += 1
+        counters["nbytes"] += len(data)
         version = self._version(name, answer.meta)
         if len(data) != min(EDGE_NBYTES, version.nbytes):
             raise OSError(5, "the answer is shorter than the object", version.name)
@@ -382,7 +382,7 @@ class ObjectStore(Store):
         folders: dict[str, dict[str, os.stat_result]] = {directory: {}}
         bucket, names, together = directory.partition("/")[0], 0, not isinstance(pages, list)
         for page in pages:
-            counters.other += 1
+            counters["other"] += 1
             names += len(page)
             if together and names > TOGETHER:
                 return None
@@ -441,13 +441,13 @@ class ObjectStore(Store):
             raise refused(self._url(name), error) from error
         finally:
             self.forget(name)
-        counters.other += 1
-        counters.sent += size
+        counters["other"] += 1
+        counters["sent"] += size
         return etag_of(made)
 
     def _meta(self, store: Any, key: str) -> Any:
         """Return what the server says of an object now, None if there is none."""
-        counters.other += 1
+        counters["other"] += 1
         try:
             return obstore.head(store, key)
         except (FileNotFoundError, exceptions.NotFoundError):
@@ -456,7 +456,7 @@ class ObjectStore(Store):
     @override
     def remove(self, name: str) -> None:
         store, key = self._split(name)
-        counters.other += 1
+        counters["other"] += 1
         self.forget(name)
         try:
             obstore.delete(store, key)

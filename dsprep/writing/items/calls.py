@@ -7,10 +7,12 @@ that are there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +31,15 @@ from dsprep.writing.items.parts import (
 )
 from dsprep.writing.items.tasks import (
     Function,
-    ItemsTask,
+    PartWriter,
     check_function,
+    make_part,
     name_of,
     show_function,
     show_item,
 )
 from dsprep.writing.job import Progress
-from dsprep.writing.tasks import run_tasks
+from dsprep.writing.tasks import Task, run_tasks
 
 TASK_SECONDS = 2.0
 """Seconds of work per task, about: what is lost when a worker is killed."""
@@ -167,16 +170,17 @@ class Calls:
             ahead = (lambda: 1) if alone else None
             with closing(run_tasks(executor, tasks, ahead)) as results:
                 for task, seconds in results:
-                    self._add(read_part(task.made))
-                    size = len(task.items) * min(4.0, TASK_SECONDS / max(seconds, 1e-6))
+                    self._add(part := read_part(task.made))
+                    count = part.stop - part.start
+                    size = count * min(4.0, TASK_SECONDS / max(seconds, 1e-6))
                     self._size = max(1, min(MOST_ITEMS, int(size)))
-                    done += len(task.items)
+                    done += count
                     tell(done, len(self._items))
         self._parts.sort(key=lambda part: part.start)
 
     def _tasks(
         self, attempts: Path, durable: bool, workers: int, alone: bool
-    ) -> Iterator[ItemsTask]:
+    ) -> Iterator[Task[float]]:
         """Yield tasks for the items that are missing; `alone`: as long as no fields are known."""
         smallest = -(-len(self._items) // MOST_TASKS)
         edges = sorted(edge for part in self._parts for edge in (part.start, part.stop))
@@ -186,16 +190,16 @@ class Calls:
             while start < stop and not (alone and self.schema is not None):
                 share = -(-left // max(1, 2 * workers))  # so that all end at about the same time
                 size = min(stop - start, max(smallest, min(self._size, share)))
-                yield ItemsTask(
+                last = start + size - 1
+                how = self._declared, self.schema, self._skip, durable, os.getpid()
+                writer = partial(PartWriter, self._function, *how)
+                items = tuple(self._items[i] for i in range(start, start + size))
+                yield Task(
                     attempts=attempts,
-                    durable=durable,
                     name=part_name(start, start + size),
-                    function=self._function,
-                    items=tuple(self._items[i] for i in range(start, start + size)),
-                    start=start,
-                    declared=self._declared,
-                    schema=self.schema,
-                    skip=self._skip,
+                    subject=f"items {start} to {last}" if size > 1 else f"item {last}",
+                    durable=durable,
+                    make=partial(make_part, writer, items, start),
                 )
                 start, left = start + size, left - size
 

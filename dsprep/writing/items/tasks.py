@@ -6,16 +6,15 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from typing_extensions import override
 
 from dsprep.core.schema import Batch, Schema
 from dsprep.errors import ItemError, SchemaError, UsageError, describe
@@ -26,7 +25,6 @@ from dsprep.writing.items.parts import LISTED, Failed, Part
 from dsprep.writing.samples.assemble import Assembler
 from dsprep.writing.samples.spool import BLOCK_NBYTES, pack
 from dsprep.writing.samples.values import infer
-from dsprep.writing.tasks import Task
 
 Function: TypeAlias = Callable[[Any], Any]
 """Of an item: gives a sample, an iterable of samples, or None."""
@@ -35,53 +33,51 @@ SHOWN = 200
 """Characters that are shown of an item, and five times as many of what went wrong with it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ItemsTask(Task[float]):
-    """Consecutive items; returns the seconds that they took.
+def make_part(
+    writer: Callable[[Path], PartWriter], items: Sequence[Any], start: int, directory: Path
+) -> float:
+    """Write the samples of items into an empty directory; return the seconds that it took.
 
-    Attributes
+    `start`: the number of the first item among all.
+    """
+    began = time.monotonic()
+    with closing(writer(directory)) as part:
+        for number, item in enumerate(items, start):
+            part.add(number, item)
+        part.finish(start, start + len(items))
+    return time.monotonic() - began
+
+
+class PartWriter:
+    """Writes the samples of consecutive items into an empty directory.
+
+    Parameters
     ----------
-    function, items
-        What is called on each of which.
-    start
-        The number of the first item among all.
+    function
+        What is called on each item.
     declared, schema
         Fields that the user declares; and those of all samples, None: of the first one here.
     skip
         Whether an item that fails is left out, and not raised.
+    durable
+        Whether to wait for the disk.
     process
-        Which one hands it out: to another one, what the function raised goes as a note.
+        Which one hands them out: to another one, what the function raised goes as a note.
     """
 
-    function: Function
-    items: tuple[Any, ...]
-    start: int
-    declared: Schema | None
-    schema: Schema | None
-    skip: bool
-    process: int = field(default_factory=os.getpid)
-
-    @property
-    @override
-    def subject(self) -> str:
-        last = self.start + len(self.items) - 1
-        return f"items {self.start} to {last}" if last > self.start else f"item {last}"
-
-    @override
-    def make(self, directory: Path) -> float:
-        began = time.monotonic()
-        with closing(PartWriter(self, directory)) as writer:
-            for number, item in enumerate(self.items, self.start):
-                writer.add(number, item)
-            writer.finish()
-        return time.monotonic() - began
-
-
-class PartWriter:
-    """Writes the samples of a task into an empty directory."""
-
-    def __init__(self, task: ItemsTask, directory: Path) -> None:
-        self._task, self._directory, self._schema = task, directory, task.schema
+    def __init__(
+        self,
+        function: Function,
+        declared: Schema | None,
+        schema: Schema | None,
+        skip: bool,
+        durable: bool,
+        process: int,
+        directory: Path,
+    ) -> None:
+        self._function, self._declared, self._schema = function, declared, schema
+        self._skip, self._durable, self._process = skip, durable, process
+        self._directory = directory
         self._packed: Assembler | None = None
         self._none = self._failures = self._end = 0
         self._failed: list[Failed] = []
@@ -98,18 +94,18 @@ class PartWriter:
         """
         before, count = 0 if self._packed is None else len(self._packed), 0
         try:
-            for sample in _samples(self._task.function, number, item):
+            for sample in _samples(self._function, number, item):
                 where = _Where(number, item, count)
                 if self._packed is None:
                     if self._schema is None:
-                        self._schema = infer(sample, self._task.declared, where)
+                        self._schema = infer(sample, self._declared, where)
                     self._packed = Assembler(self._schema)
                 self._packed.add(sample, where)
                 count += 1
-                if not self._task.skip:  # or the item may be taken back
+                if not self._skip:  # or the item may be taken back
                     self._write(BLOCK_NBYTES)
         except (ItemError, SchemaError) as error:
-            if not self._task.skip:
+            if not self._skip:
                 raise self._travelling(error) from error.__cause__
             if self._packed is not None:
                 self._packed.cut(before)
@@ -123,7 +119,7 @@ class PartWriter:
 
     def _travelling(self, error: ItemError | SchemaError) -> ItemError | SchemaError:
         """Return an error as another process learns of it, which is not told its cause."""
-        if self._task.process != os.getpid() and error.__cause__ is not None:
+        if self._process != os.getpid() and error.__cause__ is not None:
             trace = "".join(traceback.format_exception(error.__cause__))
             error.add_note(f"In the function:\n{trace}")
         return error
@@ -146,15 +142,15 @@ class PartWriter:
         self._blocks.append((len(next(iter(batch.values()))), self._end, nbytes, crc))
         self._end += nbytes
 
-    def finish(self) -> None:
-        """Complete the files."""
+    def finish(self, start: int, stop: int) -> None:
+        """Complete the files, of these items."""
         self._write(0)
-        if self._task.durable:
+        if self._durable:
             sync(self._fd, data=True)
         self.close()
         part = Part(
-            start=self._task.start,
-            stop=self._task.start + len(self._task.items),
+            start=start,
+            stop=stop,
             samples=sum(block[0] for block in self._blocks),
             nbytes=self._end,
             blocks=self._blocks,
@@ -163,7 +159,7 @@ class PartWriter:
             failures=self._failures,
             failed=tuple(self._failed),
         )
-        write_record(asdict(part), self._directory / "part.json", durable=self._task.durable)
+        write_record(asdict(part), self._directory / "part.json", durable=self._durable)
 
     def close(self) -> None:
         """Close the file."""

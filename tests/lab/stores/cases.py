@@ -24,14 +24,14 @@ import dsprep
 from dsprep.storage.objects.requests import counters
 
 def digest(**options):
-    found, count, before = hashlib.sha256(), 0, counters.requests
+    found, count, before = hashlib.sha256(), 0, counters["requests"]
     with dsprep.Reader(sys.argv[1], 32, seed=1, epochs=2, **options) as reader:
         for _ in range(2):
             for batch in reader:
                 found.update(np.ascontiguousarray(batch["x"]).tobytes())
                 found.update(np.ascontiguousarray(batch["y"]).tobytes())
                 count += len(batch["y"])
-    return found.hexdigest(), count, counters.requests - before
+    return found.hexdigest(), count, counters["requests"] - before
 
 plain, filled, kept = digest(), digest(cache=sys.argv[2]), digest(cache=sys.argv[2])
 assert plain[:2] == filled[:2] == kept[:2], (plain, filled, kept)
