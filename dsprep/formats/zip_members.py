@@ -9,7 +9,7 @@ import struct
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,19 +81,18 @@ class Member:
         check_member(computed, self.crc32, f"{file.path}, {self.name}")
 
 
-class MemberChecks:
-    """Compares members with their checksums, each once; safe to use from several threads."""
+def member_checks(file: Handle) -> Callable[[Iterable[Member]], None]:
+    """Return what compares `plain` members with their checksums, each once, from any thread."""
+    checked, lock = set[str](), threading.Lock()
 
-    def __init__(self, file: Handle) -> None:
-        self._file, self._checked, self._lock = file, set[str](), threading.Lock()
-
-    def check(self, some: Iterable[Member]) -> None:
-        """Raise `FormatError` if the checksum of one that is `plain` is wrong."""
-        with self._lock:
+    def check(some: Iterable[Member]) -> None:
+        with lock:
             for member in some:
-                if member.plain and member.name not in self._checked:
-                    member.check(self._file)
-                    self._checked.add(member.name)
+                if member.plain and member.name not in checked:
+                    member.check(file)
+                    checked.add(member.name)
+
+    return check
 
 
 def members(file: Handle, archive: zipfile.ZipFile) -> Iterator[Member]:

@@ -11,14 +11,13 @@ from pathlib import Path
 class Mount:
     """A mounted file system, as a line of ``/proc/self/mountinfo`` (proc_pid_mountinfo(5)) has it.
 
-    `device` is ``major:minor``, `source` what is mounted: ``/dev/sda1``, ``host:/path``.
+    `device` is ``major:minor``.
     """
 
     device: str
     point: str
     kind: str
     options: tuple[str, ...]
-    source: str = ""
 
 
 def existing(path: Path) -> Path:
@@ -47,5 +46,5 @@ def mount_of(at: Path, lines: str | None = None) -> Mount | None:
         inside = point == "/" or at == Path(point) or Path(point) in at.parents
         if inside and (best is None or len(point) >= len(best.point)):
             options = tuple(dict.fromkeys(words[5].split(",") + more[2].split(",")))
-            best = Mount(words[2], point, more[0], options, more[1])
+            best = Mount(words[2], point, more[0], options)
     return best

@@ -207,12 +207,12 @@ def plan_repack(
     if options.stripe_size:
         stripe = requested_stripe(options.stripe_size, target)
     else:
-        longest = max(len(each) for _, each, _, _ in outputs)
+        longest = max(len(each) for each, _, _ in outputs)
         stripe = detect_stripe(target, _file_nbytes(source, known, longest, options))
     parts, warning_lines = [], []
-    for name, samples, where, recipe in outputs:
+    for samples, where, recipe in outputs:
         part = _plan_part(samples, where, (source, known), format, options, size, stripe)
-        parts.append(replace(part, recipe=recipe, split=name))
+        parts.append(replace(part, recipe=recipe))
         count_workers(part, run.workers, run.memory)
         warning_lines += _warnings(parts[-1], options)
     return RepackPlan(
@@ -236,8 +236,8 @@ def _check(options: RepackOptions, format: WritableFormat) -> None:
 
 def _outputs(
     source: Source, target: Path, format: WritableFormat, options: RepackOptions, run: RunOptions
-) -> Iterator[tuple[str, Source, Path, Mapping[str, Any]]]:
-    """Yield name, samples, target and recipe of each output; only the training set is changed."""
+) -> Iterator[tuple[Source, Path, Mapping[str, Any]]]:
+    """Yield samples, target and recipe of each output; only the training set is changed."""
     subset, kept, chosen_by = Subset.of(options.subset), None, options.subset
     if subset is not None:
         kept = subset.samples(len(source), lambda _: source)
@@ -274,7 +274,7 @@ def _outputs(
         recipe = {**requested, "part": name or None, "shuffle": seed, "duplicate": duplicate}
         if options.split is not None:
             recipe["split_seed"] = options.shuffle or 0
-        yield name, part, where, {k: value for k, value in recipe.items() if value is not None}
+        yield part, where, {k: value for k, value in recipe.items() if value is not None}
 
 
 def _warnings(part: Job, options: RepackOptions) -> list[str]:

@@ -67,8 +67,6 @@ class Job:
         Options of the format.
     shards
         The output files; one named as `target` itself when the output is not sharded.
-    sharded
-        Whether `target` is a directory of shards.
     losses
         Losses: facts that the target cannot keep, one clause each.
     payload
@@ -77,8 +75,6 @@ class Job:
         Bytes of the largest sample, as far as known; when whole groups are written, of a group.
     recipe
         Order and choice of the samples, for the lineage.
-    split
-        Name of the split; empty: the whole dataset.
     group_size
         Size of the groups, and the reason.
     """
@@ -90,16 +86,25 @@ class Job:
     casts: Mapping[str, Cast]
     options: WriteOptions
     shards: tuple[Shard, ...]
-    sharded: bool
     losses: tuple[str, ...]
     payload: int
     largest: int
     recipe: Mapping[str, Any] = field(default_factory=dict)
-    split: str = ""
     group_size: GroupSize = NO_GROUPS
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "source": None}
+
+    @property
+    def sharded(self) -> bool:
+        """True if `target` is a directory of shards."""
+        return self.shards[0].name != self.target.name
+
+    @property
+    def split(self) -> str:
+        """The split of what is written; empty: all."""
+        name: str = self.recipe.get("part", "")
+        return name
 
     @property
     def samples(self) -> int:
@@ -174,7 +179,6 @@ def make_job(
         options=options,
         shards=tuple(shards),
         payload=payload,
-        sharded=sharded,
         **facts,
     )
 

@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from dsprep.sidecar import spec
 from dsprep.source.files import check_replaceable
@@ -111,30 +111,9 @@ def run_jobs(
         return publish(outputs)
 
 
-class Output(NamedTuple):
-    """An output that is complete, in its working directory or published by an earlier run.
-
-    Attributes
-    ----------
-    job, staging
-        The job, and its working directory, which is locked.
-    sidecar
-        Its sidecar; None if an earlier run has published it.
-    bytes_in
-        Bytes of the source's files.
-    resumed, copied
-        Samples that earlier runs had written, and payload bytes that this one did.
-    began
-        `time.monotonic` at the start of this run.
-    """
-
-    job: Job
-    staging: Staging
-    sidecar: NewSidecar | None
-    bytes_in: int
-    resumed: int
-    copied: int
-    began: float
+Output: TypeAlias = tuple[Staging, NewSidecar | None, Callable[[], Report]]
+"""The working directory of a complete output, locked; its sidecar, None if an earlier run has
+published it; and a function that gives the report once it is published."""
 
 
 def open_staging(target: Path, job: Mapping[str, Any], **options: Any) -> Staging:
@@ -201,18 +180,9 @@ def make_output(
     if isinstance(source, ShuffledSource):
         source.clean()
     bytes_in = sum(known.nbytes for _, known in identities[: len(source.files())])
-    return Output(job, staging, made, bytes_in, resumed, copied, began)
 
-
-def publish(outputs: Sequence[Output]) -> list[Report]:
-    """Publish outputs with their sidecars; then remove working directories and replaced outputs."""
-    for output in outputs:
-        if output.sidecar is not None:
-            output.staging.publish(output.sidecar.content, output.sidecar.companion)
-    for output in outputs:
-        output.staging.discard()
-    return [
-        Report(
+    def report() -> Report:
+        return Report(
             target=job.target,
             sidecar=spec.sidecar_path(job.target),
             samples=job.samples,
@@ -223,10 +193,20 @@ def publish(outputs: Sequence[Output]) -> list[Report]:
             bytes_out=tree_nbytes(job.target),
             seconds=time.monotonic() - began,
             resumed=resumed,
-            notes=(*job.source.notes, *job.losses, *staging.notes),
+            notes=(*source.notes, *job.losses, *staging.notes),
         )
-        for job, staging, _, bytes_in, resumed, copied, began in outputs
-    ]
+
+    return staging, made, report
+
+
+def publish(outputs: Sequence[Output]) -> list[Report]:
+    """Publish outputs with their sidecars; then remove working directories and replaced outputs."""
+    for staging, made, _ in outputs:
+        if made is not None:
+            staging.publish(made.content, made.companion)
+    for staging, _, _ in outputs:
+        staging.discard()
+    return [report() for _, _, report in outputs]
 
 
 def check_targets(targets: Sequence[Path], run: RunOptions, *, dry: bool = False) -> None:

@@ -338,9 +338,10 @@ class ShuffledSource(DerivedSource):
         threads = ThreadPoolExecutor(min(self._workers, PIECES), "dsprep-shuffle")
 
         def task(i: int) -> Task[None]:
-            base: tuple[Any, int] = self.base, 0
+            base: Opening | Source
+            base, offset, samples = self.base, 0, (edges[i], edges[i + 1])
             if executor is not None:
-                base = self.base.part(edges[i], edges[i + 1])
+                base, offset = self.base.part(*samples)
             # Nobody learns of a crash of another node, which takes what is not on the disk.
             durable = lasting or executor is not None
             how = self._order, self._per_bucket, self._piece_nbytes, durable
@@ -349,7 +350,7 @@ class ShuffledSource(DerivedSource):
                 name=made[i].name,
                 subject=made[i].name,
                 durable=durable,
-                make=partial(_deal_part, *base, (edges[i], edges[i + 1]), *how),
+                make=partial(_deal_part, base, offset, samples, *how),
             )
 
         missing = (task(i) for i in range(parts) if not made[i].exists())

@@ -99,12 +99,11 @@ class Library:
 
 @dataclass(frozen=True)
 class AdiosField(LazyField):
-    """A field: sample i has `rows[i]` rows of a variable from `first[i]` on; None: row i."""
+    """A field: sample i has `rows[i]` rows of a variable, in order; None: row i."""
 
     library: Library
     variable: str
     field: Field
-    first: Ints | None = None
     rows: Ints | None = None
 
     @override
@@ -114,9 +113,9 @@ class AdiosField(LazyField):
     @override
     def read(self, start: int, stop: int) -> Values:
         field, row, counts = self.field, start, np.ones(stop - start, np.int64)
-        if self.first is not None and self.rows is not None:
-            row, counts = int(self.first[start:][:1].sum()), self.rows[start:stop]
-        inner: Any = field.inner if self.first is None else field.shape[1:]
+        if self.rows is not None:
+            row, counts = int(self.rows[:start].sum()), self.rows[start:stop]
+        inner: Any = field.inner if self.rows is None else field.shape[1:]
         out = np.empty((int(counts.sum()), *inner), field.dtype)
         if out.size:
             self.library.answer(self.variable, row, row + len(out), into=out)
@@ -178,12 +177,11 @@ def _parsed(library: Library, options: OpenOptions, path: Path) -> Parsed:
     lazy = {}
     for n in axis.names:
         own = {k.rpartition("/")[2]: v for k, v in attrs.items() if k.rpartition("/")[0] == n}
-        field, first = replace(values[n], attrs=own), None
-        if axis.whole_file and n in rows:  # ragged where steps differ in length
+        field, by_step = replace(values[n], attrs=own), axis.whole_file and n in rows
+        if by_step:  # ragged where steps differ in length
             length = int(rows[n][0]) if (rows[n] == rows[n][0]).all() else None
             field = replace(field, shape=(length, *field.inner))
-            first = np.cumsum(rows[n]) - rows[n]
-        lazy[n] = AdiosField(library, n, field, first, None if first is None else rows[n])
+        lazy[n] = AdiosField(library, n, field, rows[n] if by_step else None)
     return Parsed(
         version="ADIOS2 BP",
         fields={n: each.field for n, each in lazy.items()},

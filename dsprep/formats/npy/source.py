@@ -28,7 +28,7 @@ from dsprep.formats.npy.arrays import (
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.ragged import ArrayTree, Routes, table_paths
 from dsprep.formats.samples import SampleAxis, Sized, ambiguous
-from dsprep.formats.zip_members import MemberChecks
+from dsprep.formats.zip_members import member_checks
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import FileLayout
 from dsprep.reading.files import Files
@@ -65,8 +65,8 @@ def open_numpy(path: Path, options: OpenOptions, hint: Schema | None) -> Located
         values = {name: inside.arrays[name] for name, _ in routes.values()}
         members = [a.member for a in values.values() if a.member and a.nbytes <= PROVED]
         if file is not None and members:
-            checks = MemberChecks(file)
-            parsed = replace(parsed, prove=lambda *_: checks.check(members))
+            check = member_checks(file)
+            parsed = replace(parsed, prove=lambda *_: check(members))
         return LocatedSource(path, parsed, options, opened, close)
 
 

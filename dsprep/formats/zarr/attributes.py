@@ -36,7 +36,6 @@ from __future__ import annotations
 import base64
 import json
 import struct
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -152,27 +151,12 @@ def _typed(value: Any) -> Any:
 # --- dtypes ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Carrier:
-    """The storage of the elements of a dtype.
+def carrier(dtype: DType, zarr_format: int) -> tuple[DType, tuple[int, ...]]:
+    """Return the dtype by which `dtype` is stored, and the sizes of axes added behind the field's.
 
-    Attributes
-    ----------
-    dtype
-        The stored dtype, byte order included.
-    trailing
-        Sizes of the axes added behind the field's own: ``()`` or one.
-    stands_in
-        Whether `DTYPE` has to say what the stored dtype means.
+    Where it is another one, `DTYPE` has to say what it means. Raise `UnsupportedError` if nothing
+    could say so.
     """
-
-    dtype: DType
-    trailing: tuple[int, ...] = ()
-    stands_in: bool = True
-
-
-def carrier(dtype: DType, zarr_format: int) -> Carrier:
-    """Return how `dtype` is stored; raise `UnsupportedError` if nothing could say so afterwards."""
     if dtype.subdtype is not None:
         raise UnsupportedError(
             f"zarr holds no sub-array dtype {dtype}", fix="give the sub-array's axes to the shape"
@@ -180,11 +164,11 @@ def carrier(dtype: DType, zarr_format: int) -> Carrier:
     if not is_extension(dtype) and dtype.names is None:
         if dtype.char in V3_SPECIFIED or (zarr_format == 2 and dtype.kind in "SUMm"):
             # `numpy.longlong` is int64 under another name, which zarr-python does not know.
-            return Carrier(np.dtype(dtype.str), stands_in=False)
+            return np.dtype(dtype.str), ()
         if dtype.kind in "Mm":
-            return Carrier(np.dtype(np.int64).newbyteorder(dtype.byteorder))
+            return np.dtype(np.int64).newbyteorder(dtype.byteorder), ()
         if dtype.kind == "U":
-            return Carrier(np.dtype("u4").newbyteorder(dtype.byteorder), (dtype.itemsize // 4,))
+            return np.dtype("u4").newbyteorder(dtype.byteorder), (dtype.itemsize // 4,)
     try:
         known = decode_dtype(encode_dtype(dtype)) == dtype
     except DsprepError:
@@ -194,8 +178,8 @@ def carrier(dtype: DType, zarr_format: int) -> Carrier:
             f"zarr has no stand-in for dtype {dtype}", fix="convert it, for example to float32"
         )
     if is_extension(dtype) and dtype.itemsize <= 2:
-        return Carrier(np.dtype(f"<u{dtype.itemsize}"))
-    return Carrier(np.dtype(np.uint8), (dtype.itemsize,))
+        return np.dtype(f"<u{dtype.itemsize}"), ()
+    return np.dtype(np.uint8), (dtype.itemsize,)
 
 
 def restore(

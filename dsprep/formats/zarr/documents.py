@@ -99,10 +99,10 @@ def _create(
     attrs: dict[str, Any] = {}
     if plan.role == "samples":
         attrs, _ = to_json(plan.field.attrs, "")
-    if plan.carrier.stands_in:
+    if plan.stands_in:
         attrs[DTYPE] = encode_dtype(plan.field.dtype)
     axes = tuple(max(1, n) for n in plan.inner)
-    dtype, compress = plan.carrier.dtype, plan.codec
+    dtype, compress = plan.stored, plan.codec
     more: dict[str, Any] = {"fill_value": np.zeros((), dtype)[()], "filters": None}
     if names:
         own = plan.path.rpartition("/")[2]  # of a stand-in, as `name_axes` makes names up
@@ -139,7 +139,7 @@ def level(compression: Compression) -> int:
 
 def typesize(plan: ArrayPlan) -> int:
     """Return the bytes of an element as the user knows it, for blosc's shuffle."""
-    size = plan.carrier.dtype.itemsize * (plan.carrier.trailing or (1,))[0]
+    size = (plan.field.dtype if plan.stands_in else plan.stored).itemsize
     return size if size <= MAX_TYPESIZE else 1
 
 

@@ -96,8 +96,6 @@ class ArrayMeta:
         As stored, byte order included.
     kind
         ``bytes`` and ``str`` for elements of varying length.
-    vlen
-        Whether elements vary in length.
     codecs
         Names, in the order of writing.
     filters
@@ -123,7 +121,6 @@ class ArrayMeta:
     chunk: tuple[int, ...]
     dtype: DType
     kind: Kind = "array"
-    vlen: bool = False
     codecs: tuple[str, ...] = ()
     filters: tuple[Mapping[str, Any], ...] = ()
     unlocated: str = ""
@@ -132,6 +129,11 @@ class ArrayMeta:
     wrapped: bool = False
     attrs: Mapping[str, Any] = field(default_factory=dict)
     axes: tuple[str, ...] = ()
+
+    @property
+    def vlen(self) -> bool:
+        """True if elements vary in length."""
+        return self.kind != "array"
 
     @property
     def raw(self) -> bool:
@@ -295,7 +297,7 @@ def _read_v2(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -
     grid = _grid(shape, document["chunks"], dtype)
     if document.get("order", "C") != "C" and len(shape) > 1:
         unlocated = unlocated or "only zarr reads chunks in Fortran order"
-    more: dict[str, Any] = {"kind": kind, "vlen": vlen, "codecs": names, "attrs": attrs}
+    more: dict[str, Any] = {"kind": kind, "codecs": names, "attrs": attrs}
     more |= {"keys": ("", separator), "axes": _axes(attrs.get(DIMENSIONS))}
     more |= _filters(codecs, unlocated)
     return ArrayMeta(path, 2, shape, grid, grid, dtype, **more)
@@ -334,7 +336,7 @@ def _read_v3(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -
             raise FormatError("a shard is not a multiple of its chunks", found=str(chunk))
         sharding = _sharding(configuration)
     keys = _keys_v3(document.get("chunk_key_encoding", "default"))
-    more: dict[str, Any] = {"kind": kind, "vlen": vlen, "codecs": tuple(name for name, _ in flat)}
+    more: dict[str, Any] = {"kind": kind, "codecs": tuple(name for name, _ in flat)}
     more |= {"keys": keys, "sharding": sharding, "attrs": attrs}
     more["wrapped"] = first == "sharding_indexed" and len(codecs) > 1
     more["axes"] = _axes(document.get("dimension_names") or attrs.get(DIMENSIONS))

@@ -18,10 +18,10 @@ from typing import Literal
 
 import numpy as np
 
-from dsprep.core.schema import Field, Schema, show_dtype
+from dsprep.core.schema import DType, Field, Schema, show_dtype
 from dsprep.errors import UsageError
 from dsprep.formats.options import Compression, WriteOptions
-from dsprep.formats.zarr.attributes import Carrier, carrier
+from dsprep.formats.zarr.attributes import carrier
 from dsprep.formats.zarr.chunks import index_nbytes
 from dsprep.formats.zip_members import LOCAL_HEADER
 
@@ -50,14 +50,12 @@ class ArrayPlan:
 
     Attributes
     ----------
-    path
-        In the group: ``image``, ``points/values``.
     field
         The field it belongs to.
     role
         ``samples``: a fixed field; ``values``, ``first`` and ``count``: the parts of a ragged one.
-    carrier
-        Storage of its elements.
+    stored
+        The dtype of its elements, byte order included.
     inner
         The shape of a row as stored.
     chunk, file
@@ -70,10 +68,9 @@ class ArrayPlan:
         Whether pieces consist of whole files, so that a piece can be compressed when it comes.
     """
 
-    path: str
     field: Field
     role: Role
-    carrier: Carrier
+    stored: DType
     inner: tuple[int, ...]
     chunk: int
     file: int
@@ -82,9 +79,19 @@ class ArrayPlan:
     whole_files: bool = False
 
     @property
+    def path(self) -> str:
+        """Its path in the group: ``image``, ``points/values``."""
+        return self.field.name if self.role == "samples" else f"{self.field.name}/{self.role}"
+
+    @property
+    def stands_in(self) -> bool:
+        """True if an attribute has to say which dtype its elements have."""
+        return self.role in ("samples", "values") and self.stored != self.field.dtype
+
+    @property
     def row_nbytes(self) -> int:
         """Bytes of one row, uncompressed."""
-        return int(np.prod(self.inner, dtype=object)) * self.carrier.dtype.itemsize
+        return int(np.prod(self.inner, dtype=object)) * self.stored.itemsize
 
     def key(self, file: int | None, zarr_format: int) -> str:
         """Return the key of a file; None: of all, as layouts spell it."""
@@ -148,9 +155,9 @@ def plan_arrays(schema: Schema, options: WriteOptions) -> tuple[list[ArrayPlan],
         chunk, file = _rows(f.row_nbytes, options, sharded)
         if large:
             chunk, file = (min(chunk, unit), unit) if sharded else (unit, unit)
-        carried = carrier(f.dtype, options.zarr_format)
-        inner, how = (*f.inner, *carried.trailing), (sharded, options.compress)
-        plan = ArrayPlan(f.name, f, "samples", carried, inner, chunk, file, *how)
+        stored, trailing = carrier(f.dtype, options.zarr_format)
+        inner, how = (*f.inner, *trailing), (sharded, options.compress)
+        plan = ArrayPlan(f, "samples", stored, inner, chunk, file, *how)
         plans.append(replace(plan, whole_files=large and plan.row_nbytes > 0))
     return plans, unit
 
@@ -158,25 +165,24 @@ def plan_arrays(schema: Schema, options: WriteOptions) -> tuple[list[ArrayPlan],
 def _ragged(field: Field, options: WriteOptions, sharded: bool) -> list[ArrayPlan]:
     """Rows of values are not samples: what the user asks of samples is not for these."""
     free = replace(options, chunk=None, zarr_shard=None)
-    carried = carrier(field.dtype, options.zarr_format)
-    index = Carrier(np.dtype("<i8"), stands_in=False)
-    arrays: list[tuple[Role, Carrier, tuple[int, ...], int]] = [
-        ("values", carried, (*field.inner, *carried.trailing), field.row_nbytes),
+    stored, trailing = carrier(field.dtype, options.zarr_format)
+    index = np.dtype("<i8")
+    arrays: list[tuple[Role, DType, tuple[int, ...], int]] = [
+        ("values", stored, (*field.inner, *trailing), field.row_nbytes),
         ("first", index, (), 8),
         ("count", index, (), 8),
     ]
     return [
         ArrayPlan(
-            f"{field.name}/{role}",
             field,
             role,
-            how,
+            dtype,
             inner,
             *_rows(row_nbytes, free, sharded),
             sharded,
             options.compress,
         )
-        for role, how, inner, row_nbytes in arrays
+        for role, dtype, inner, row_nbytes in arrays
     ]
 
 
@@ -234,11 +240,11 @@ def power_of_two(n: int) -> int:
 
 def show(plan: ArrayPlan) -> str:
     """Return the plan for a person to read."""
-    stored = plan.carrier.dtype.name if plan.carrier.dtype.isnative else plan.carrier.dtype.str
+    stored = plan.stored.name if plan.stored.isnative else plan.stored.str
     unit, text = "samples", stored
     if plan.role == "values":
         unit, text = "rows", f"group of first, count and values: {stored}"
-    text += f" ({show_dtype(plan.field.dtype)} bits)" * plan.carrier.stands_in
+    text += f" ({show_dtype(plan.field.dtype)} bits)" * plan.stands_in
     text += f", chunks of up to {plan.chunk:,} {unit}"
     text += f", shards of up to {plan.file:,}" * plan.sharded
     return text + (f", {plan.codec}" if plan.codec else "")

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from dsprep.errors import FormatError
-from dsprep.formats.zip_members import ZIP_ERRORS, Member, MemberChecks, members
+from dsprep.formats.zip_members import ZIP_ERRORS, Member, member_checks, members
 from dsprep.reading.files import Files
 from dsprep.storage.base import Handle, stream
 from dsprep.storage.local import DirectoryGuard
@@ -147,7 +147,7 @@ class Zip:
             if isinstance(error, FormatError):
                 raise
             raise FormatError("the ZIP file is truncated or damaged", where=path) from error
-        self._checks = MemberChecks(self._file)
+        self._check = member_checks(self._file)
 
     def document(self, key: str, limit: int = MAX_DOCUMENT) -> bytes | None:
         """Return the bytes of a key, or None if it is not there."""
@@ -201,7 +201,7 @@ class Zip:
 
     def verify_crc(self, keys: Iterable[str]) -> None:
         """Compare the bytes of these keys with the CRC-32 of their members."""
-        self._checks.check(member for key in keys if (member := self._member(key)) is not None)
+        self._check(member for key in keys if (member := self._member(key)) is not None)
 
     def close(self) -> None:
         """Release files."""

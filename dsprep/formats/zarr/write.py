@@ -424,7 +424,7 @@ class ZarrWriter(Writer):
                 offsets, np.full(count, plan.chunk_nbytes), "" if self._grid.zipped else path
             ),
             (rows, *plan.inner),
-            plan.carrier.dtype.itemsize,
+            plan.stored.itemsize,
             (plan.chunk, *plan.inner),
             None if alone else (per, *(1 for _ in plan.inner)),
         )

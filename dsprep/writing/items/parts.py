@@ -67,8 +67,6 @@ class Part:
     ----------
     start, stop
         The items, half-open.
-    samples, nbytes
-        Samples, and the bytes of their blocks.
     blocks
         Of each block the samples, where it begins, its bytes and its CRC-32C.
     schema
@@ -83,13 +81,21 @@ class Part:
 
     start: int
     stop: int
-    samples: int
-    nbytes: int
     blocks: Sequence[tuple[int, int, int, int]]
     schema: list[dict[str, Any]] | None
     none: int
     failures: int
     failed: tuple[Failed, ...] = ()
+
+    @property
+    def samples(self) -> int:
+        """The number of samples."""
+        return sum(block[0] for block in self.blocks)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all blocks."""
+        return sum(block[2] for block in self.blocks)
 
 
 def part_name(start: int, stop: int) -> str:

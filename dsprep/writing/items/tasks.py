@@ -151,8 +151,6 @@ class PartWriter:
         part = Part(
             start=start,
             stop=stop,
-            samples=sum(block[0] for block in self._blocks),
-            nbytes=self._end,
             blocks=self._blocks,
             schema=None if self._schema is None else self._schema.to_json(),
             none=self._none,
