@@ -79,16 +79,17 @@ def test_requests_cover_ranges_exactly(ranges, part):
     made = requests.parts_of(
         version, runs(offsets[order], lengths[order], places[:-1] + out.ctypes.data, 0), part
     )
-    for each in made:
-        assert 0 <= each.start < each.stop <= NBYTES
-        each.place(DATA[each.start : each.stop].tobytes())
+    for _, start, stop, place in made:
+        assert 0 <= start < stop <= NBYTES
+        place(DATA[start:stop].tobytes())
     for k, i in enumerate(order):
         got = out[places[k] : places[k + 1]]
         assert np.array_equal(got, DATA[offsets[i] : offsets[i] + lengths[i]])
     union = np.zeros(NBYTES, bool)
     for a, n in zip(offsets, lengths, strict=True):
         union[a : a + n] = True
-    assert sum(each.nbytes for each in made) <= int(lengths.sum()) + requests.NEAR * len(ranges)
+    nbytes = sum(stop - start for _, start, stop, _ in made)
+    assert nbytes <= int(lengths.sum()) + requests.NEAR * len(ranges)
 
 
 def test_ranges_are_read_by_few_requests(server):

@@ -69,11 +69,11 @@ class Asked:
 
     def __enter__(self):
         paths._stores.pop("s3", None)
-        self._before = dict(vars(counters))
+        self._before = dict(counters)
         return self
 
     def __getattr__(self, name):
-        return getattr(counters, name) - self._before[name]
+        return counters[name] - self._before[name]
 
     def __exit__(self, *_):
         self.__dict__.update({name: getattr(self, name) for name in self._before})

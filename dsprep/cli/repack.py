@@ -167,7 +167,8 @@ def _print_plan(plan: RepackPlan, ranks: int | None) -> None:
         about = "about " * (size.limit_nbytes is not None)
         aligned = all(p.aligned for p in part.plans)
         binary = "iB as asked" in size.reason
-        nbytes, read = (show_nbytes(n, binary) for n in (size.group_nbytes, first.group_nbytes))
+        mean_nbytes = round(job.payload / max(1, job.samples) * size.samples)
+        nbytes, read = (show_nbytes(n, binary) for n in (mean_nbytes, first.group_nbytes))
         each = f"{about}{_samples(size.samples)}, {nbytes}"
         disk = f"about {show_nbytes(job.estimate)} in {files}, {share:.1%} of it padding"
         rows += [

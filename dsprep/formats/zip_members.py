@@ -14,11 +14,9 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from dsprep.errors import FormatError
 from dsprep.storage.base import Handle, stream
-from dsprep.storage.checksums import Members, check_member, read_crc32
+from dsprep.storage.checksums import check_member, read_crc32
 from dsprep.storage.paths import open_file
 
 LOCAL_HEADER = 30
@@ -154,8 +152,8 @@ def opened_zip(file: Handle) -> Iterator[zipfile.ZipFile]:
         raise FormatError("the ZIP file is truncated or damaged", where=file.path) from error
 
 
-def stored_members(path: Path) -> Members | None:
-    """Return the members of a ZIP file that are stored as they are; None of what is none.
+def stored_members(path: Path) -> list[Member] | None:
+    """Return the members of a ZIP file that are stored as they are, by offset; None of others.
 
     Raises
     ------
@@ -169,6 +167,4 @@ def stored_members(path: Path) -> Members | None:
             return None
         with opened_zip(file) as archive:
             plain = [m for m in members(file, archive) if m.plain]
-    plain.sort(key=lambda m: m.offset)
-    table = np.array([(m.offset, m.nbytes, m.crc32) for m in plain], np.int64).reshape(-1, 3).T
-    return Members(tuple(m.name for m in plain), *table)
+    return sorted(plain, key=lambda m: m.offset)

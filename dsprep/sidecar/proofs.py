@@ -30,12 +30,12 @@ from dsprep.core.packing import from_planes
 from dsprep.core.schema import Ints
 from dsprep.core.spans import ranges
 from dsprep.errors import FormatError, UsageError
-from dsprep.formats.zip_members import stored_members
+from dsprep.formats.zip_members import Member, stored_members
 from dsprep.layout.laws import Explicit, Law
 from dsprep.layout.locate import locate
 from dsprep.layout.model import FileLayout, Groups, Rest
 from dsprep.storage.base import Handle
-from dsprep.storage.checksums import Members, read_crc32c
+from dsprep.storage.checksums import read_crc32c
 from dsprep.storage.trees import data_files
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class _Pieces:
     begins: Ints
     ends: Ints
     starts: Mapping[str, int]
-    members: Members | None = None
+    members: Sequence[Member] = ()
     crcs: Ints | None = None
 
 
@@ -316,8 +316,9 @@ class Proofs:
     def _find_pieces(self, number: int) -> Mapping[Kind, _Pieces]:
         root, pieces = self._sidecar.root(number), dict[Kind, _Pieces]()
         if (members := stored_members(root)) is not None:
-            ends = members.offsets + members.nbytes
-            pieces["member"] = _Pieces(members.offsets, ends, {"": 0}, members)
+            begins = np.array([m.offset for m in members], np.int64)
+            ends = begins + np.array([m.nbytes for m in members], np.int64)
+            pieces["member"] = _Pieces(begins, ends, {"": 0}, members)
         if (known := self.block_sums(number)) is None:
             return pieces
         (block, crcs), starts, at = known, dict[str, int](), 0
@@ -333,7 +334,7 @@ class Proofs:
                 fix="write the sidecar again with dsprep provenance --checksums",
             )
         begins = np.arange(len(crcs), dtype=np.int64) * block
-        pieces["block"] = _Pieces(begins, begins + block, starts, None, crcs)
+        pieces["block"] = _Pieces(begins, begins + block, starts, crcs=crcs)
         return pieces
 
     def _check_pieces(self, number: int, kind: Kind, name: str, local: Ints) -> None:
@@ -354,7 +355,7 @@ class Proofs:
     def has_members(self, number: int) -> bool:
         """Return whether a file has checksums of its members, none of which takes long to read."""
         members = stored_members(self._sidecar.root(number))
-        return members is not None and int(members.nbytes.max(initial=0)) <= SMALL_MEMBER
+        return members is not None and max((m.nbytes for m in members), default=0) <= SMALL_MEMBER
 
     def bad_pieces(self, number: int) -> Iterator[FormatError]:
         """Yield an error for each member and block of a file whose checksum is wrong."""
@@ -367,8 +368,8 @@ class Proofs:
 
     def _check_piece(self, number: int, pieces: _Pieces, i: int) -> None:
         """Raise `FormatError` if the checksum of a member or block is wrong."""
-        if pieces.members is not None:
-            pieces.members.check(self._sidecar.open_file(number, ""), i)
+        if pieces.members:
+            pieces.members[i].check(self._sidecar.open_file(number, ""))
             return
         assert pieces.crcs is not None
         begin, end, crc, where = int(pieces.begins[i]), int(pieces.ends[i]), 0, Path()

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Array, Bytes, Ints
+from dsprep.core.schema import Array, Bytes
 from dsprep.errors import FormatError
 from dsprep.storage.base import Handle
 from dsprep.storage.ranges import CALL_NBYTES, Buffer, as_bytes, pwrite_all
@@ -89,25 +89,6 @@ def _windows(file: Handle, begin: int, end: int, window: Bytes | None = None) ->
         part = window[: min(len(window), end - at)]
         file.pread_into(part, at)
         yield part
-
-
-@dataclass(frozen=True, eq=False)
-class Members:
-    """The members of a ZIP file whose bytes are stored as they are, by offset.
-
-    `offsets`, `nbytes` and `crc32` are int64: where their bytes are, and the CRC-32 of each.
-    """
-
-    names: tuple[str, ...]
-    offsets: Ints
-    nbytes: Ints
-    crc32: Ints
-
-    def check(self, file: Handle, i: int) -> None:
-        """Raise `FormatError` if the checksum of a member is wrong."""
-        begin = int(self.offsets[i])
-        computed = read_crc32(file, begin, begin + int(self.nbytes[i]))
-        check_member(computed, int(self.crc32[i]), f"{file.name}, {self.names[i]}")
 
 
 def check_member(computed: int, expected: int, where: object) -> None:

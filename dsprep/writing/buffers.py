@@ -51,8 +51,6 @@ class GroupSize:
     ----------
     samples
         Samples per group; of ragged samples the mean.
-    group_nbytes
-        Payload bytes of such a group; of ragged samples the mean.
     limit_nbytes
         Bytes that no group passes that has more than one sample; for `edges_by_bytes`. None: the
         groups have `samples` samples each, whatever their bytes.
@@ -61,12 +59,11 @@ class GroupSize:
     """
 
     samples: int
-    group_nbytes: int
     limit_nbytes: int | None
     reason: str
 
 
-NO_GROUPS = GroupSize(1, 0, None, "")
+NO_GROUPS = GroupSize(1, None, "")
 
 
 def parse_shard_size(size: str | int | None) -> BufferSize:
@@ -146,7 +143,7 @@ def choose_groups(
     requested_samples, requested_nbytes = requested
     if requested_samples is not None:
         count = max(1, min(requested_samples, samples))
-        return GroupSize(count, round(mean * count), None, "as asked")
+        return GroupSize(count, None, "as asked")
     if requested_nbytes is not None:
         limit, reason = requested_nbytes, f"at most {show_binary_nbytes(requested_nbytes)} as asked"
     else:
@@ -156,7 +153,7 @@ def choose_groups(
     count = max(1, -(-samples // groups))  # a short last group would be padded like a whole one
     if mean > limit:
         reason = "a sample is larger than a group was to be"
-    return GroupSize(count, round(mean * count), int(limit) if ragged else None, reason)
+    return GroupSize(count, int(limit) if ragged else None, reason)
 
 
 def shrink_groups(
@@ -193,9 +190,7 @@ def shrink_groups(
         samples = -(-count // groups)  # a short last group would be padded like a whole one
     if nbytes > limit or samples == choice.samples:
         return choice
-    mean = choice.group_nbytes / max(1, choice.samples)
-    reason = f"{choice.reason} for the largest"
-    return replace(choice, samples=samples, group_nbytes=round(mean * samples), reason=reason)
+    return replace(choice, samples=samples, reason=f"{choice.reason} for the largest")
 
 
 def _mean(sample_nbytes: int | Ints) -> float:

@@ -580,8 +580,8 @@ def _checksum_file(path: Path, layout: FileLayout, schema: Schema) -> bytes:
     reader = None if records is None else RecordReader(records, schema, formats.decoders)
     if members is not None:
         file = open_file(path)
-        for i in range(len(members.offsets)):
-            members.check(file, i)
+        for member in members:
+            member.check(file)
     elif reader is not None and reader.has_crcs:
         below = reader.records.blocks.path
         reader.prove(open_file(path / below if below else path), np.arange(layout.count))

@@ -137,22 +137,10 @@ def modified_ns(meta: Any) -> int:
     return milliseconds * 10**6
 
 
-@dataclass(frozen=True)
-class Part:
-    """One request: a half-open range of an object, and what takes its body."""
+Part: TypeAlias = tuple[Version, int, int, Callable[[Any], None]]
+"""One request: of which object, a half-open range of it, and what takes the body."""
 
-    version: Version
-    start: int
-    stop: int
-    place: Callable[[Any], None]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the range."""
-        return self.stop - self.start
-
-
-_Bodies: TypeAlias = "SimpleQueue[tuple[Part, Any] | None]"
+_Bodies: TypeAlias = "SimpleQueue[tuple[Callable[[Any], None], Any] | None]"
 """Bodies for the thread that waits for a read, and None at its end."""
 
 
@@ -183,7 +171,7 @@ class Requests:
         self._loop.close()
 
     def read(self, parts: Sequence[Part]) -> None:
-        """Read ranges; each body is given to its `Part.place`, in this thread or the event loop's.
+        """Read ranges; each body is given to its part, in this thread or the event loop's.
 
         It may be interrupted.
 
@@ -212,8 +200,8 @@ class Requests:
         self._loop.call_soon_threadsafe(begin)
         try:
             while (arrived := bodies.get()) is not None:
-                part, body = arrived
-                part.place(body)
+                place, body = arrived
+                place(body)
             ended.result()
         except BaseException:
             if not ended.done():  # nothing may be copied to memory that the caller gives up
@@ -227,13 +215,14 @@ class Requests:
         bodies: dict[int, Any] = {}
         count = max(1, round((stop - start) / PART_NBYTES))
         cuts = [start + (stop - start) * k // count for k in range(count + 1)]
-        self.read([Part(version, a, b, partial(bodies.__setitem__, a)) for a, b in pairwise(cuts)])
+        self.read([(version, a, b, partial(bodies.__setitem__, a)) for a, b in pairwise(cuts)])
         return b"".join(bodies[at] for at in cuts[:-1])
 
     async def _read(self, parts: Sequence[Part], bodies: _Bodies) -> None:
         async def make(part: Part) -> None:
-            body = await self._one(part.version, part.start, part.stop)
-            part.place(body) if part.nbytes <= SMALL_NBYTES else bodies.put((part, body))
+            version, start, stop, place = part
+            body = await self._one(version, start, stop)
+            place(body) if stop - start <= SMALL_NBYTES else bodies.put((place, body))
 
         tasks = [self._loop.create_task(make(part)) for part in parts]
         try:
@@ -412,12 +401,12 @@ def parts_of(version: Version, ranges: Runs, part_nbytes: int = PART_NBYTES) -> 
     for at, iovecs in sorted(pieces, key=itemgetter(0)):
         stop = at + int(iovecs[:, 1].sum())
         if inside and (at - end > NEAR or max(end, stop) - begin > part_nbytes):
-            parts.append(Part(version, begin, end, partial(_put, begin, inside)))
+            parts.append((version, begin, end, partial(_put, begin, inside)))
             inside = []
         begin, end = (begin, max(end, stop)) if inside else (at, stop)
         inside.append((at, iovecs))
     if inside:
-        parts.append(Part(version, begin, end, partial(_put, begin, inside)))
+        parts.append((version, begin, end, partial(_put, begin, inside)))
     return parts
 
 

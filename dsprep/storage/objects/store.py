@@ -34,7 +34,6 @@ from dsprep.storage.base import Handle, Store, made_status
 from dsprep.storage.identity import Identity
 from dsprep.storage.objects.requests import (
     PART_NBYTES,
-    Part,
     Version,
     check_process,
     counters,
@@ -127,7 +126,7 @@ class ObjectFile(Handle):
                 blocks[at] = self._head[at:end]
         requests().read(
             [
-                Part(self.version, at, end, partial(blocks.__setitem__, at))
+                (self.version, at, end, partial(blocks.__setitem__, at))
                 for at, end in zip(offsets, ends, strict=True)
                 if at < end and at not in blocks
             ]
@@ -184,7 +183,7 @@ class ObjectFile(Handle):
             for part in parts_of(file.version, ranges)
         ]
         requests().read(asked)
-        return len(asked), sum(part.nbytes for part in asked)
+        return len(asked), sum(stop - start for _, start, stop, _ in asked)
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("an object that is open is not sent to other processes")
