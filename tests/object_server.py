@@ -286,7 +286,7 @@ class Running:
         from dsprep.storage.objects import requests
 
         requests.close()
-        counters = vars(requests.counters)  # which commands report
+        counters = requests.counters  # which commands report
         counters.update(dict.fromkeys(counters, 0))
         self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join()
