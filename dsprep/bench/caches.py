@@ -40,12 +40,7 @@ def resident(files: Iterable[Path]) -> float | None:
 
 
 def _share(file: Handle, offset: int, nbytes: int) -> float | None:
-    """Return the share of a range that is in the page cache; None where the kernel hides it.
-
-    Notes
-    -----
-    ``mincore(2)`` says of a file that one may neither write nor owns that all of it is there.
-    """
+    """Return the share of a range that is in the page cache; None where the kernel hides it."""
     owner = os.fstat(file.fd).st_uid
     if os.geteuid() not in (0, owner) and not os.access(file.path, os.W_OK):
         return None

@@ -72,11 +72,9 @@ def _close(strategy: Strategy, wait: Callable[[], None]) -> None:
 
 
 def _made_cold(task: Task, strategy: Strategy, wait: Callable[[], None]) -> float | None:
-    """Close, drop the files from the page cache, open again; return the share that had stayed.
-
-    What opening read, such as the first pages of many small files, is dropped as well: a loop does
-    not find it in memory when it comes to those files.
-    """
+    """Close, drop the files from the page cache, open again; return the share that had stayed."""
+    # What opening read, such as the first pages of many small files, is dropped as well: a loop
+    # does not find it in memory when it comes to those files.
     _close(strategy, wait)  # nobody has anything mapped
     drops = task.rank == 0 or task.everywhere
     if drops:

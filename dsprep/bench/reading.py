@@ -269,10 +269,8 @@ def _limits(settings: Settings, limit: str | None) -> tuple[int | None, int | No
 def _suited(
     names: Sequence[str], plan: scratch.Preparation, baseline: str | None
 ) -> tuple[str, ...]:
-    """Return the ways of a form that the dataset can have, of those of today one that it has.
-
-    Where it has the form that its format's own ways read, reading it in place is one of them.
-    """
+    """Return the ways of a form that the dataset can have, of those of today one that it has."""
+    # Where it has the form that its format's own ways read, reading it in place is one of them.
     ways = {n for n in names if n in TODAY.get(plan.source, ())}
     is_plain = any(find(n).container in plan.in_place for n in ways)
     excess = ({IN_PLACE} if is_plain else ways) - {baseline}
@@ -347,10 +345,8 @@ def _task(name: str, settings: Settings, plan: scratch.Preparation) -> Task | st
 def _measured(
     work: Work, expected: sums.Sums, progress: Progress, runner: Runner
 ) -> tuple[list[Row], float | None]:
-    """Run all, in turn: a repeat begins with the strategy that was second in the one before.
-
-    Returns the rows, and the GB/s that the storage gave by itself, if that was measured.
-    """
+    """Run all, in turn: a repeat begins with the strategy that was second in the one before."""
+    # Returns the rows, and the GB/s that the storage gave by itself, if that was measured.
     tasks: dict[tuple[int, str], Task | str] = {}
     for i, ((_, settings), plan) in enumerate(zip(work.points, work.plans, strict=True)):
         tasks |= {(i, name): _task(name, settings, plan) for name in work.names}

@@ -111,10 +111,8 @@ def verify(
 
 
 def _known(path: str, options: OpenOptions, fields: Sequence[str]) -> OpenOptions:
-    """Return `options`, as far as they apply to the dataset `path`, with `fields` added.
-
-    Left out are those that its format does not know, and all if dsprep wrote it.
-    """
+    """Return `options`, as far as they apply to the dataset `path`, with `fields` added."""
+    # Left out are those that its format does not know, and all if dsprep wrote it.
     from contextlib import suppress
     from dataclasses import fields as attributes
     from dataclasses import replace

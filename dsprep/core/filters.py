@@ -300,10 +300,8 @@ def _bz2(data: Bytes, max_nbytes: int, exact: bool) -> Bytes:
 
 
 def _zstd(data: Bytes, max_nbytes: int, exact: bool) -> Bytes:
-    """Decode a frame into memory of the size that it states.
-
-    A frame that states none is given one, so that the library compares it with the content too.
-    """
+    """Decode a frame into memory of the size that it states."""
+    # A frame that states none is given one, so that the library compares it with the content too.
     from numcodecs.zstd import Zstd
 
     head = data[:18].tobytes()

@@ -176,10 +176,8 @@ class IndexTable:
 
 
 def _integers(rows: Array, member: str | int | None) -> Ints:
-    """Return a column of integers as int64.
-
-    Numbers beyond int64 come out negative, which no caller takes for a row.
-    """
+    """Return a column of integers as int64."""
+    # Numbers beyond int64 come out negative, which no caller takes for a row.
     if member is not None:
         rows = rows[:, member] if isinstance(member, int) else rows[member]
     return rows.astype(np.int64)

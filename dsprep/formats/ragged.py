@@ -314,11 +314,9 @@ def find_tables(
 def _targets(
     parts: tuple[str, ...], paths: Sequence[str], tree: ArrayTree, total: int, table: IndexTable
 ) -> list[str]:
-    """Return the arrays among `paths` that have the rows which a table counts.
-
-    Ends are those of one array. Where the rows of what bounds count are as many as the samples,
-    only names can say which arrays have the ones and which the others.
-    """
+    """Return the arrays among `paths` that have the rows which a table counts."""
+    # Ends are those of one array. Where the rows of what bounds count are as many as the samples,
+    # only names can say which arrays have the ones and which the others.
     ends = _ENDS.fullmatch(parts[0]) if table.form == "ends" else None
     unclear = table.form == "bounds" and total == table.rows
     return [

@@ -239,13 +239,7 @@ def cut_lines(per: int, first: Ints, count: Ints) -> tuple[Ints, Ints, Ints, Int
 
 
 def _cut(grid: Grid, first: Ints, count: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints | None]:
-    """Cut ranges of rows where chunks end, and repeat each piece for all chunks side by side.
-
-    Returns
-    -------
-    ``request``, ``inside`` and ``rows`` of pieces as `cut_lines` does, the number of each one's
-    chunk, and the positions of files in their grid, shape ``(axes, m)``; None: one file.
-    """
+    """Cut ranges of rows where chunks end, and repeat each piece for all chunks side by side."""
     request, _, inside, rows, at = cut_lines(grid.chunk[0], first, count)
     tiles = grid.chunks[1:]
     side, n = math.prod(tiles), len(at)

@@ -234,7 +234,7 @@ class Reader(ReaderOptions):
 
     @property
     def threads(self) -> int:
-        """How many threads read."""
+        """Threads that read."""
         return self._concurrency[0]
 
     # --- what comes --------------------------------------------------------------------------

@@ -610,11 +610,9 @@ class Sidecar:
         groups: Sequence[tuple[int, Ints, Ints]],
         arena: Arena | None,
     ) -> Batch | None:
-        """Read scattered samples straight into the batch; None where that is impossible or slower.
-
-        Consecutive samples are better read by the reader of their file, which knows groups; samples
-        that have to be decoded, or are in very many files, cannot be read so.
-        """
+        """Read scattered samples straight into the batch; None where that is slower."""
+        # Consecutive samples are better read by the reader of their file, which knows groups;
+        # samples that have to be decoded, or are in very many files, cannot be read so.
         n, files = len(indices), len(groups)
         if n < 2 or schema.ragged or int(indices[-1]) - int(indices[0]) == n - 1:
             return None

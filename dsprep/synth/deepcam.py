@@ -27,11 +27,9 @@ LEVELS = np.geomspace(1e-3, 1e5, CHANNELS).astype(np.float32)
 
 
 def _weather(rng: np.random.Generator, height: int, width: int) -> tuple[Array, Array]:
-    """Return the channels, float32 (h, w, 16), and the labels, int64 (h, w), of one time step.
-
-    The channels are smooth over some 30 grid points; their zlib ratio is 1.1. The labels are
-    two thresholds of another smooth field, with a zlib ratio above 100.
-    """
+    """Return the channels, float32 (h, w, 16), and the labels, int64 (h, w), of one time step."""
+    # The channels are smooth over some 30 grid points; their zlib ratio is 1.1. The labels are two
+    # thresholds of another smooth field, with a zlib ratio above 100.
     cell = max(1, width // 36)
     data = smooth(rng, (height, width, CHANNELS), cell, axes=2)
     data = (1 + data * np.float32(0.1)) * LEVELS

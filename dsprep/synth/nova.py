@@ -32,11 +32,9 @@ Columns = dict[str, Array]
 
 
 def _tables(job: SynthJob, first: int) -> Iterator[tuple[str, Array, Columns]]:
-    """Yield ``(group, spills, columns)`` of `BLOCK` spills from `first` on.
-
-    `spills` has the number of the spill that each row belongs to, rising; columns are (n,) or
-    (n, width).
-    """
+    """Yield ``(group, spills, columns)`` of `BLOCK` spills from `first` on."""
+    # `spills` has the number of the spill that each row belongs to, rising; columns are (n,) or (n,
+    # width).
     rng = job.rng("nova", first)
     spills = np.arange(first, first + BLOCK)
     events = spills * 97 + rng.integers(0, 97, BLOCK)

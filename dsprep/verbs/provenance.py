@@ -137,13 +137,7 @@ def _check_replaceable(path: Path, files: Sequence[Path]) -> None:
 
 
 def _old(files: Sequence[Path], format: Format, *, needed: bool) -> FoundSidecar | None:
-    """Return the sidecar that is there, valid or not: it may know types that the file does not.
-
-    Raises
-    ------
-    FormatError
-        If it is `needed` and cannot be read.
-    """
+    """Return the sidecar that is there, valid or not: it may know types that the file does not."""
     existing = spec.find_path(files)
     if existing is None:
         return None
@@ -175,13 +169,7 @@ def _make(
     scan: ScanOptions,
     lineage: Mapping[str, Any],
 ) -> NewSidecar:
-    """Look at files with the types of the old sidecar if they still fit, else without.
-
-    Raises
-    ------
-    FormatError
-        If they do not fit, and the files themselves have none.
-    """
+    """Look at files with the types of the old sidecar if they still fit, else without."""
     options, hint, notes = how
     if hint is not None:
         try:
@@ -204,11 +192,9 @@ def _make(
 def _taken_over(
     old: FoundSidecar, files: Sequence[Path], options: OpenOptions, scan: ScanOptions
 ) -> NewSidecar | dict[int, LocatedFile] | None:
-    """Return what an old sidecar states of files that are as they were, or of all of them.
-
-    Of few files without groups, which no file states by itself, none are taken over, nor where
-    something else is asked for than what it has.
-    """
+    """Return what an old sidecar states of files that are as they were, or of all of them."""
+    # Of few files without groups, which no file states by itself, none are taken over, nor where
+    # something else is asked for than what it has.
     content, dataset, path = old
     other = scan.checksums or options.to_json() != dict(content.reading)
     if other or not content.layouts or dataset != dataset_of(files):

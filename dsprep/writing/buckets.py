@@ -109,13 +109,7 @@ def _columns(schema: Schema, batch: Batch, position: Array) -> list[Array | Ragg
 def _sorted(
     column: Array | Ragged, sequence: Ints, arena: Arena, key: str
 ) -> tuple[Array, Ints, Ints | None]:
-    """Return a column whose samples come in this sequence; short ones are copied.
-
-    Returns
-    -------
-    What holds the samples; int64, shape ``(n + 1,)``: where each begins in the sequence, in bytes;
-    int64, shape ``(n,)``: the address of each, None if they are back to back.
-    """
+    """Return a column whose samples come in this sequence; short ones are copied."""
     rows = column.values if isinstance(column, Ragged) else column
     width = rows[:1].nbytes
     ends = width * np.arange(len(sequence) + 1)
@@ -223,10 +217,8 @@ class BucketReader:
         return {name: batch[name] for name in self._schema.names}, None if is_long else order
 
     def _check(self, position: Array, lengths: Mapping[str, Ints], nbytes: int) -> Ints:
-        """Return which sample, as they are stored, comes at each position.
-
-        Raises `FormatError` unless that is each once, and their values have so many bytes.
-        """
+        """Return which sample, as they are stored, comes at each position."""
+        # Raises `FormatError` unless that is each once, and their values have so many bytes.
         n = len(position)
         order = np.full(n, -1, np.int64)
         if int(position.max()) < n:
@@ -240,17 +232,7 @@ class BucketReader:
         return order
 
     def _fill(self, at: Ints, firsts: Ints, columns: Sequence[_Column]) -> None:
-        """Read the next columns of segments.
-
-        Parameters
-        ----------
-        at
-            int64, shape ``(segments,)``: where these are in the files; moved to their ends.
-        firsts
-            int64, shape ``(segments + 1,)``: the first sample of each, as they are stored.
-        columns
-            What is read; see `_Column`.
-        """
+        """Read the next columns of segments."""
         ranges = []
         for edges, out, to in columns:
             begins, lengths = edges[firsts[:-1]], np.diff(edges[firsts])
@@ -271,10 +253,8 @@ class BucketReader:
         read_files(parts)
 
     def _memory(self, nbytes: int) -> Bytes:
-        """Return memory, that of a bucket which no array refers to any more if there is one.
-
-        Fresh memory costs a page fault every 4 KiB, as much as reading into it.
-        """
+        """Return memory, that of a bucket which no array refers to any more if there is one."""
+        # Fresh memory costs a page fault every 4 KiB, as much as reading into it.
         del self._free[2:]
         memory = self._free.pop() if self._free else np.empty(0, np.uint8)
         if len(memory) < nbytes:

@@ -61,10 +61,8 @@ def groups_of(sidecar: Sidecar) -> Extents:
 def _between(
     groups: Extents, order: Ints, start: int, stop: int
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Yield number, samples, offset and bytes of the groups that hold some positions of a sequence.
-
-    Of a group that is only partly among them, its samples' share of the bytes.
-    """
+    """Yield number, samples, offset and bytes of the groups that hold some positions."""
+    # Of a group that is only partly among them, its samples' share of the bytes.
     end = 0
     for i in order.tolist():
         size, _, offset, nbytes = groups[i]

@@ -28,13 +28,7 @@ def opened(path: Path) -> Any:
 
 
 def _transaction(task: Task, resources: ExitStack) -> Any:
-    """Return one read transaction, for as long as the environment is open.
-
-    Raises
-    ------
-    FormatError
-        If it does not hold one record per sample.
-    """
+    """Return one read transaction, for as long as the environment is open."""
     env = resources.enter_context(opened(task.path))
     entries, words = int(env.stat()["entries"]), "the environment does not hold a record per sample"
     facts = {"where": task.path, "expected": task.samples, "found": entries}

@@ -70,11 +70,9 @@ def attribute_names(item: Any) -> tuple[str, ...]:
 
 
 def _names(item: Any) -> list[bytes]:
-    """Return the names of the attributes of an h5py object, sorted as h5py lists them.
-
-    They are walked as stored: to sort them the library makes a table, and it crashes where damage
-    stops it on the way.
-    """
+    """Return the names of the attributes of an h5py object, sorted as h5py lists them."""
+    # They are walked as stored: to sort them the library makes a table, and it crashes where damage
+    # stops it on the way.
     from h5py import h5, h5a
 
     names: list[bytes] = []

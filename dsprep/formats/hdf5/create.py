@@ -410,14 +410,13 @@ _LARGEST = 1 << 16
 
 
 def _without_times(path: Path) -> None:
-    """Set the times of the superblock extension to 0, if there is one that has times.
-
-    The library keeps times in every object header unless told not to, but takes no such setting for
-    the extension, which it makes where a file has a strategy for its space. Superblock versions 2
-    and 3 have its address at byte 20; an object header of version 2 is ``OHDR``, its version,
-    flags, with flag 0x20 four times of 4 bytes, with flag 0x10 four more bytes, then the size of
-    its messages in ``1 << (flags & 3)`` bytes, the messages, and the checksum of all that.
-    """
+    """Set the times of the superblock extension to 0, if there is one that has times."""
+    # The library keeps times in every object header unless told not to, but takes no such setting
+    # for the extension, which it makes where a file has a strategy for its space. Superblock
+    # versions 2 and 3 have its address at byte 20; an object header of version 2 is ``OHDR``, its
+    # version, flags, with flag 0x20 four times of 4 bytes, with flag 0x10 four more bytes, then the
+    # size of its messages in ``1 << (flags & 3)`` bytes, the messages, and the checksum of all
+    # that.
     from numcodecs.jenkins import jenkins_lookup3
 
     with path.open("r+b") as file:

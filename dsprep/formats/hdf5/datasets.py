@@ -265,11 +265,9 @@ def _members(group: Any, prefix: str, contents: Contents) -> Iterator[tuple[str,
 
 
 def _links(group: Any, where: str) -> list[tuple[bytes, int | None]]:
-    """Return the names in an open group, in the order of h5py, with the address of hard links.
-
-    That is by creation if it was kept. The library walks them as stored: to sort them it makes a
-    table, and it crashes where damage stops it on the way.
-    """
+    """Return the names in an open group, in the order of h5py, with the address of hard links."""
+    # That is by creation if it was kept. The library walks them as stored: to sort them it makes a
+    # table, and it crashes where damage stops it on the way.
     from h5py import h5, h5l
 
     links: list[tuple[int, bytes, int | None]] = []

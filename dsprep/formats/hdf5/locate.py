@@ -340,12 +340,10 @@ def _check(table: NDArray[Any], nbytes: int | None, file: Handle, where: str) ->
 def _check_edges(
     dataset: Any, table: NDArray[Any], nbytes: int, file: Handle, filters: Filters
 ) -> None:
-    """Raise `Unlocated` if chunks that stick out of a filtered dataset may not be filtered.
-
-    That is an option of the dataset (``H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS``) which neither h5py
-    nor the chunk's own mask states. It is ruled out where one of these chunks has another size
-    than its content, which is `nbytes`, or the first one can be decoded.
-    """
+    """Raise `Unlocated` if chunks that stick out of a filtered dataset may not be filtered."""
+    # That is an option of the dataset (``H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS``) which neither h5py
+    # nor the chunk's own mask states. It is ruled out where one of these chunks has another size
+    # than its content, which is `nbytes`, or the first one can be decoded.
     sticks_out = np.zeros(grid_of(dataset), bool)
     for axis, (n, c) in enumerate(zip(dataset.shape, dataset.chunks, strict=True)):
         np.moveaxis(sticks_out, axis, 0)[-1] |= n % c != 0

@@ -200,12 +200,10 @@ def _json(path: Path, text: str) -> Rows:
 
 
 def _column(name: str, cells: Sequence[Any], path: Path, notes: list[str]) -> tuple[Field, Given]:
-    """Return a column as a field.
-
-    Text of CSV is int64 or float64 where every cell is such a number: those with leading zeros, or
-    integers of more digits than these have, are not. Values of JSON are what they are, or, where no
-    type holds them exactly, their JSON.
-    """
+    """Return a column as a field."""
+    # Text of CSV is int64 or float64 where every cell is such a number: those with leading zeros,
+    # or integers of more digits than these have, are not. Values of JSON are what they are, or,
+    # where no type holds them exactly, their JSON.
     if all(type(cell) is str for cell in cells):
         if path.suffix.lower() in (".csv", ".tsv"):
             if all(map(_INT.fullmatch, cells)) and all(-_BEYOND <= int(c) < _BEYOND for c in cells):

@@ -67,10 +67,8 @@ def recover(
 
 
 def _replays(offsets: Ints, transaction: int, lengths: Law, trees: list[Tree]) -> Iterator[Law]:
-    """Yield the replays that are exact, for each shape at most one.
-
-    One record more may have been put after them all.
-    """
+    """Yield the replays that are exact, for each shape at most one."""
+    # One record more may have been put after them all.
     n, shapes = len(offsets), [tree.shape for tree in trees[:2]]
     for tree, shape in zip(trees, shapes, strict=False):
         parted = _parts(tree, offsets)
@@ -115,14 +113,12 @@ def _parts(tree: Tree, offsets: Ints) -> int:
 
 
 def _intervals(tree: Tree, parted: int, times: int) -> list[int]:
-    """Return the records per transaction that the file leaves open, the likeliest first.
-
-    The first transaction is laid out as one transaction is. The second begins with copies of the
-    pages at the right edge of the tree. They push the next value on overflow pages away from its
-    place, so that the first such value gives it. Values in leaves are pushed away with the leaf
-    that was open, so any of its records may have been the last one; or one before, as a leaf can
-    come back to its place later; how many `times` records were put gives the rest.
-    """
+    """Return the records per transaction that the file leaves open, the likeliest first."""
+    # The first transaction is laid out as one transaction is. The second begins with copies of the
+    # pages at the right edge of the tree. They push the next value on overflow pages away from its
+    # place, so that the first such value gives it. Values in leaves are pushed away with the leaf
+    # that was open, so any of its records may have been the last one; or one before, as a leaf can
+    # come back to its place later; how many `times` records were put gives the rest.
     n, shape = tree.count, tree.shape
     if shape.big:
         return [parted] if 0 < parted < n else []

@@ -80,10 +80,8 @@ class KeyField(LazyField):
 
 
 def _parse_fields(records: Records, options: OpenOptions, hint: Schema | None) -> Parsed | None:
-    """Return samples that are several records each, if that is how their fields are called.
-
-    Raises `AmbiguousError` if they may be, and nothing says which fields there are.
-    """
+    """Return samples that are several records each, if that is how their fields are called."""
+    # Raises `AmbiguousError` if they may be, and nothing says which fields there are.
     if options.keys_as is not None or options.values != "opaque" or records.counter:
         return None
     n = len(records)

@@ -100,11 +100,9 @@ def _known(spec: FieldSpec, inside: Arrays) -> FieldSpec:
 
 
 def _check(inside: Arrays, specs: tuple[FieldSpec, ...], options: OpenOptions, path: Path) -> None:
-    """Raise the error for arrays that are asked for and cannot be read.
-
-    Or `AmbiguousError`, if all of the files of a directory are the same kind of array, so that each
-    may be a sample.
-    """
+    """Raise the error for arrays that are asked for and cannot be read."""
+    # Or `AmbiguousError`, if all of the files of a directory are the same kind of array, so that
+    # each may be a sample.
     arrays = inside.arrays
     for name in (s.path for s in specs) if specs or arrays else inside.refused:
         if name in inside.refused:

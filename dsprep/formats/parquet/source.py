@@ -118,16 +118,7 @@ class ParquetSource(Source):
         options: OpenOptions,
         hint: Schema | None,
     ) -> tuple[dict[str, Field], list[str]]:
-        """Return the fields of the columns and partitions that matter, and notes on the others.
-
-        Raises
-        ------
-        FormatError
-            If some have nulls, and no option says what is to be done about them.
-        SchemaError, UnsupportedError, UsageError
-            If one is wanted that is not there, is not a field, or cannot have the type asked for,
-            or if none is left.
-        """
+        """Return the fields of the columns and partitions that matter, and notes on the others."""
         notes: list[str] = []
         requested = [s.spelled for s in options.fields]
         names = requested or [*leaves, *(n for n in parts if n not in leaves)]
@@ -173,10 +164,8 @@ class ParquetSource(Source):
     def _leave_out_nulls(
         self, available: dict[str, Field], leaves: Mapping[str, Leaf], options: OpenOptions
     ) -> list[str]:
-        """Take out columns of nothing but nulls that were not asked for; return notes.
-
-        Nulls are known of the columns of which the footer counts them, and of partitions.
-        """
+        """Take out columns of nothing but nulls that were not asked for; return notes."""
+        # Nulls are known of the columns of which the footer counts them, and of partitions.
         notes, nulls, empty = list[str](), dict[str, tuple[int, str]](), False
         for name in [*available]:
             leaf = leaves.get(name)

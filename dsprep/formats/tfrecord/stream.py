@@ -182,10 +182,8 @@ def _read_windows(file: Handle, scan: Scan, look: Discovery | None) -> None:
 
 
 def _windows(file: Handle, start: int, room: int) -> Iterator[tuple[int, Bytes]]:
-    """Yield the bytes of the file from `start` on, and where they are, each with `room` before.
-
-    They are valid until the next ones are asked for.
-    """
+    """Yield the bytes of the file from `start` on, and where they are, each with `room` before."""
+    # They are valid until the next ones are asked for.
     nbytes = WINDOW if file.fd >= 0 else WINDOW_APART
     buffer = np.empty(room + nbytes, np.uint8)
     for begin in range(start, file.nbytes, nbytes):

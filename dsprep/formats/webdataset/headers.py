@@ -278,11 +278,9 @@ def _joined(blocks: Bytes, begin: int, simple: list[int], others: dict[int, Memb
 
 
 def _steps(blocks: Bytes) -> list[int]:
-    """Return for each block how many the next header is on; 0 if it does not say all by itself.
-
-    It says all if it is the header of a file with its name in one part and its size in octal
-    digits; or if it is a pax header that gives only a time, with its text in the next block.
-    """
+    """Return for each block how many the next header is on; 0 if it does not say all by itself."""
+    # It says all if it is the header of a file with its name in one part and its size in octal
+    # digits; or if it is a pax header that gives only a time, with its text in the next block.
     steps = np.zeros(len(blocks), np.int64)
     kind = blocks[:, 156]
     here = np.flatnonzero((blocks[:, 257] == ord("u")) & np.isin(kind, (0, ord("0"), ord("x"))))

@@ -80,10 +80,8 @@ def _extents(samples: Samples, member: str, options: OpenOptions) -> Extents:
 
 
 def _as_array(file: Handle, field: Field, extent: Extents, is_typed: bool) -> tuple[Field, Extents]:
-    """Return a field of .npy files of one dtype and shape, that of `field` if the user gave it.
-
-    Anything else is returned as it is.
-    """
+    """Return a field of .npy files of one dtype and shape, that of `field` if the user gave it."""
+    # Anything else is returned as it is.
     offsets, lengths = (law.span(0, law.count) for law in extent)
     nbytes, begin = int(lengths[0]), int(offsets[0])
     try:
@@ -102,11 +100,9 @@ def _as_array(file: Handle, field: Field, extent: Extents, is_typed: bool) -> tu
 
 
 def _column(field: Field, extent: Extents, nbytes: int) -> Column:
-    """Return where a field is in an archive of `nbytes` bytes.
-
-    A value of a fixed type is a chunk of its own; of others, the bytes of a sample are rows of an
-    array that is the whole archive.
-    """
+    """Return where a field is in an archive of `nbytes` bytes."""
+    # A value of a fixed type is a chunk of its own; of others, the bytes of a sample are rows of an
+    # array that is the whole archive.
     if field.ragged:
         grid = Grid(Blocks(Affine(1, 0), Affine(1, nbytes)), (nbytes,), 1, (nbytes,))
         return Column(grid, 1, *extent)

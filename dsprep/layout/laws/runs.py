@@ -121,11 +121,9 @@ def fit(values: Ints) -> Runs:
 
 
 def _starts(values: Ints) -> Ints:
-    """Return where runs begin: a run takes all that goes on with its first step.
-
-    The number behind a run begins the next one, whose step is that to the number after it. So a
-    stretch of equal steps follows a run either at once or one number later.
-    """
+    """Return where runs begin: a run takes all that goes on with its first step."""
+    # The number behind a run begins the next one, whose step is that to the number after it. So a
+    # stretch of equal steps follows a run either at once or one number later.
     n = len(values)
     steps = np.diff(values)
     # Ends of stretches of equal steps: the index of the last number that each reaches.

@@ -95,10 +95,8 @@ class Direct(Engine):
         own_ring: Ring | None,
         step: int,
     ) -> Generator[tuple[int, int, int], None, None]:
-        """Yield the number of each window that was read, its address, and further calls made.
-
-        Windows are whole blocks: offsets, bytes, and how many of these must come.
-        """
+        """Yield the number of each window that was read, its address, and further calls made."""
+        # Windows are whole blocks: offsets, bytes, and how many of these must come.
         low, sizes, needed = (each.tolist() for each in windows)
         if own_ring is None or len(low) < 2:
             memory = self._memory(max(sizes))

@@ -361,11 +361,9 @@ def close() -> None:
 
 @atexit.register
 def _end() -> None:
-    """End the requests before the interpreter.
-
-    A thread of obstore that is about to hand over a result when the interpreter ends aborts the
-    process: with all requests given up, those threads are let go on for a moment.
-    """
+    """End the requests before the interpreter."""
+    # A thread of obstore that is about to hand over a result when the interpreter ends aborts the
+    # process: with all requests given up, those threads are let go on for a moment.
     global _is_ending
     _is_ending, is_used = True, _made is not None
     if is_used and _user == os.getpid():

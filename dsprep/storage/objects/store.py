@@ -482,13 +482,7 @@ def _put(store: Any, key: str, data: Any, mode: Any) -> Any:
 
 
 def _connect(url: str, stalled: float | None) -> Any:
-    """Return obstore's store of a bucket; `stalled`: seconds without a byte that are too many.
-
-    Raises
-    ------
-    UsageError
-        If it cannot be reached as the environment says.
-    """
+    """Return obstore's store of a bucket; `stalled`: seconds without a byte that are too many."""
     scheme = url.partition(":")[0]
     options: dict[str, Any] = {
         "timeout": timedelta(seconds=DEADLINE),
@@ -516,10 +510,8 @@ _CONTROL = re.compile(r"[\0-\x1f\x7f]")
 
 
 def _check_environment(scheme: str) -> None:
-    """Raise `UsageError` for variables at which obstore panics, or that it would show in errors.
-
-    The message has no value: it may be secret.
-    """
+    """Raise `UsageError` for variables at which obstore panics, or that it would show in errors."""
+    # The message has no value: it may be secret.
     for name, value in os.environ.items():
         if scheme == "s3" and name.startswith("AWS_") and _CONTROL.search(value):
             raise UsageError(

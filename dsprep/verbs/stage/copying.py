@@ -133,10 +133,8 @@ def copy_all(
 
 
 def _opened(folder: CacheFolder, wants: Sequence[PiecesNeeded]) -> list[Copy]:
-    """Return all copies, open.
-
-    One that was being filled when a run was killed comes first: opening another one removes it.
-    """
+    """Return all copies, open."""
+    # One that was being filled when a run was killed comes first: opening another one removes it.
     infos = [folder.info(want.facts.name) for want in wants]
     order = sorted(range(len(wants)), key=lambda i: infos[i].complete or not infos[i].ready)
     opened = {i: folder.open(wants[i].facts) for i in order}
@@ -173,10 +171,8 @@ def _left_out(
     folder: CacheFolder | None,
     partial: bool,
 ) -> int:
-    """Return the bytes for which there cannot be room, whatever else is removed.
-
-    Raises `TargetError` if there are some, and nothing may be left out.
-    """
+    """Return the bytes for which there cannot be room, whatever else is removed."""
+    # Raises `TargetError` if there are some, and nothing may be left out.
     left_out = [~np.isin(each, (READY, PLANNED)) for each in states]
     taken = np.concatenate([w.taken[new] for w, new in zip(wants, left_out, strict=True)])
     nbytes = np.concatenate([w.nbytes[new] for w, new in zip(wants, left_out, strict=True)])

@@ -199,10 +199,8 @@ def _named(sample: object, names: frozenset[str]) -> bool:
 
 
 def _plain_types(field: Field) -> frozenset[type]:
-    """Return the types of scalars that numpy puts into an array of a field as they are.
-
-    Or refuses: an `int` that is too large.
-    """
+    """Return the types of scalars that numpy puts into an array of a field as they are."""
+    # An `int` that is too large is refused.
     dtype = field.dtype
     if field.shape or dtype.kind not in "biufc" or not dtype.isnative:
         return frozenset()
