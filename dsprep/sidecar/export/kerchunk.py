@@ -86,7 +86,7 @@ def outputs(sidecar: Sidecar, notes: list[str]) -> Outputs:
 
 
 def _create(group: Any, array: ArrayPlan, count: int, attrs: dict[str, Any]) -> ArrayPlan:
-    """Make the metadata of an array, and return it, without a fill value that JSON does not keep."""
+    """Make and return the metadata of an array, without a fill value that JSON does not keep."""
     # Raises `Inexpressible` if Zarr version 2 lacks its dtype or a filter.
     from numcodecs import get_codec
 
