@@ -69,7 +69,7 @@ class Pieces:
     edges
         int64, shape ``(pieces + 1,)``: the first sample of each, and the number of samples.
     names
-        The fields that are copied, where pieces are no groups: those have all fields.
+        The fields that are copied, where pieces are not groups: those have all fields.
 
     Attributes
     ----------

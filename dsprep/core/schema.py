@@ -433,7 +433,7 @@ def known_axes(array: str, names: Sequence[str]) -> Attrs:
 def name_axes(schema: Schema, count: int) -> dict[str, list[str]]:
     """Return the names of the axes of all arrays of `count` samples but ragged ones.
 
-    A name is made up where none is known, or the known one does not fit: it is no plain text, an
+    A name is made up where none is known, or the known one does not fit: it is not plain text, an
     axis of it has another length, or an array of it is not the coordinate along that axis.
     """
     shapes = {f.name: (count, *f.inner) for f in schema if not f.ragged}

@@ -72,7 +72,7 @@ class FieldStats:
         Samples, and values in them.
     min, max, mean, std
         Of the finite values, unpacked as `mask_and_scale` does; `std` is that of the population.
-        None if there are none, or the values are no real numbers.
+        None if there are none, or the values are not real numbers.
     nans, infinities
         How many values are not finite.
     lengths

@@ -263,12 +263,12 @@ def read_weights(given: Any, sidecar: Sidecar, kept: Ints | None) -> Weights:
         or weights.shape != (len(sidecar),)
         or weights.dtype.kind not in "biuf"
     ):
-        raise UsageError(f"{name} is no weight", expected=f"a number for each of {len(sidecar)}")
+        raise UsageError(f"{name} is not a weight", expected=f"a number for each of {len(sidecar)}")
     weights = weights.astype(np.float64)
     if kept is not None:
         weights = weights[kept]
     if not (np.isfinite(weights).all() and (weights >= 0).all() and 0 < weights.sum() < np.inf):
-        raise UsageError(f"{name} is no weight", expected="finite, not below 0, and not all 0")
+        raise UsageError(f"{name} is not a weight", expected="finite, not below 0, and not all 0")
     return Weights(weights)
 
 

@@ -56,7 +56,7 @@ class Where:
     It knows names of fields, numbers and text, ``and``, ``or``, ``not``, comparisons, ``in`` and
     ``not in``, ``+ - * / // %``, ``x[0]`` for an element of a vector, and the functions ``abs``,
     ``isnan``, ``isfinite``, ``any`` and ``all`` (over the elements of a sample), ``len`` (rows of
-    a ragged field) and ``field`` (one whose name is no word: ``field("a/b") > 0``).
+    a ragged field) and ``field`` (one whose name is not a word: ``field("a/b") > 0``).
 
     Each sample is judged as Python judges it, whatever the others hold: whole numbers are exact,
     floats have 64 bits, and ``and`` and ``or`` look no further than they must. A float that is
@@ -123,7 +123,7 @@ class Where:
         return result
 
     def check(self, schema: Schema) -> None:
-        """Raise `SchemaError` for a name that is no field, `UsageError` for what is impossible."""
+        """Raise `SchemaError` for a name that is not a field, `UsageError` for impossible ones."""
         empty: Batch = {}
         for name in self.names:
             f = schema[name]

@@ -69,7 +69,7 @@ def close(*fds: int) -> None:
     for fd in fds:
         path = None
         with suppress(OSError):
-            path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 (it is no real path)
+            path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 (it is not a real path)
         try:
             os.close(fd)
         except OSError as error:

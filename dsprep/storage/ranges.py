@@ -47,7 +47,7 @@ def pread_into(fd: int, out: Array, offset: int, where: object) -> None:
     FormatError
         If the file ends first.
     """
-    view: Any = out if out.dtype.kind in "biufc" else as_bytes(out)  # others are no buffers
+    view: Any = out if out.dtype.kind in "biufc" else as_bytes(out)  # others are not buffers
     try:
         done = os.preadv(fd, [view], offset)
     except BlockingIOError:
@@ -168,7 +168,7 @@ def truncate(fd: int, nbytes: int) -> None:
 def named(error: OSError, fd: int, offset: int | None = None) -> OSError:
     """Return an error of a system call on a descriptor with the name of the file in it."""
     try:
-        path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 (it is no real path)
+        path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 (it is not a real path)
     except OSError:
         return error
     at = "" if offset is None else f" at offset {offset}"

@@ -264,7 +264,7 @@ class TierPlan:
             )
         elif self.passes_per_sample[0] < self.passes_per_sample[1]:
             lines.append(
-                f"{epochs:,} epochs are no multiple of {repeats:,} repeats: some samples are seen "
+                f"{epochs:,} epochs are not a multiple of {repeats:,} repeats: some samples come "
                 f"{self.passes_per_sample[1]:,} times, others {self.passes_per_sample[0]:,} times"
             )
         part = self.groups // self.mini_epochs

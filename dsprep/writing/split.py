@@ -35,7 +35,7 @@ def parse_split(text: str) -> list[tuple[str, float]]:
     Raises
     ------
     UsageError
-        If names repeat or are no file names, or shares are not above 0 with the sum 1.
+        If names repeat or are not file names, or shares are not above 0 with the sum 1.
     """
     parts: list[tuple[str, float]] = []
     for word in text.split(","):

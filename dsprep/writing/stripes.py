@@ -64,7 +64,7 @@ def requested_stripe(text: str, path: Path) -> Stripe:
     Raises
     ------
     UsageError
-        If it is no power of two between `SMALLEST` and `LARGEST`.
+        If it is not a power of two between `SMALLEST` and `LARGEST`.
     """
     nbytes = parse_nbytes(text)
     if not SMALLEST <= nbytes <= LARGEST or nbytes & (nbytes - 1):

@@ -213,7 +213,7 @@ class UploadStaging(Staging):
 
     @override
     def publish(self, content: Content, companion: bytes) -> None:
-        """Remove what was there and is no part of the new dataset; put the sidecar."""
+        """Remove what was there and is not part of the new dataset; put the sidecar."""
         assert self._claim is not None
         for path in self._before:
             above = self._begun.intersection(path.parents)

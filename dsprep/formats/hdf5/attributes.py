@@ -14,7 +14,7 @@ from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, plain
 KIND_ATTRIBUTE = "dsprep_kind"
 LAYOUT_ATTRIBUTE = "dsprep_layout"
 STATIC_ATTRIBUTE = "dsprep_static"
-"""Of the file: which datasets are no fields but belong to all samples, with zeros between."""
+"""Of the file: which datasets are not fields but belong to all samples, with zeros between."""
 CAPACITY_ATTRIBUTE = "dsprep_capacity"
 """Of a ragged field in groups: group g has its rows from ``g * capacity`` on, and up to that many;
 what it does not need is a gap that belongs to no sample."""

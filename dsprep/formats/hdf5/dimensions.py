@@ -44,7 +44,7 @@ def bookkeeping(attrs: Attrs) -> frozenset[str]:
 def read_dimensions(contents: Contents, attributes: Attributes) -> dict[str, list[str]]:
     """Return the dimensions of the axes of datasets, by path; ``""`` is one that is not known.
 
-    Dimensions that are no variables are left out: they hold no values.
+    Dimensions that are not variables are left out: they hold no values.
     """
     import h5py
     from h5py import h5r

@@ -142,7 +142,7 @@ class Fields:
         )
 
     def _state(self) -> Stated:
-        """Return what the file states about its datasets; dsprep's own: only what is no field."""
+        """Return what the file states about its datasets; dsprep's own: only non-fields."""
         contents = self._contents
         with hdf5_errors(self._path, "the dimensions cannot be read"):
             axes = read_dimensions(contents, self._read_attributes)

@@ -31,7 +31,7 @@ COUNTS = frozenset(
 )
 """Keys whose value is the number of samples: digits, or a pickle, which is not opened."""
 OTHERS = frozenset({"deleted_ids", "metadata", "nextid"})
-"""Keys of ASE's databases whose values are no samples, but JSON, deflated or not."""
+"""Keys of ASE's databases whose values are not samples, but JSON, deflated or not."""
 MOST_FACT = 16
 """Bytes of the pickle of a number."""
 

@@ -261,7 +261,7 @@ def _version(records: Records) -> str:
 
 
 def _left_out(records: Records) -> list[str]:
-    """Return notes on the records that are no samples."""
+    """Return notes on the records that are not samples."""
     kinds = [
         ("named databases", records.databases, ""),
         ("keys", sorted(records.skipped), ""),

@@ -390,7 +390,7 @@ def refusal(nulls: Mapping[str, tuple[int, str]], others: Sequence[str]) -> Form
         ways.append("or name the others: " + " ".join(f"--field {shlex.quote(n)}" for n in others))
     counts = listed([f"{name} ({count:,})" for name, (count, _) in nulls.items()], SHOWN)
     return FormatError(
-        "there are nulls, which are no values",
+        "there are nulls, which are not values",
         where=next(iter(nulls.values()))[1],
         expected="a value in each row",
         found=f"nulls in {counts}",

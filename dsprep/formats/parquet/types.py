@@ -19,7 +19,7 @@ fixed_shape_tensor             its shape
 other extension types          as what they are stored in
 =============================  ================================================================
 
-Decimals, intervals, unions and what is nested more deeply have no field. Null is no value of any
+Decimals, intervals, unions and what is nested more deeply have no field. Null is not a value of any
 field.
 
 Source: https://arrow.apache.org/docs/format/Columnar.html
@@ -302,7 +302,7 @@ def _complete(array: Any, path: tuple[str, ...], inner: tuple[str, ...] = ()) ->
 def _need_values(array: Any, where: object) -> None:
     if array.null_count:
         raise FormatError(
-            "there are nulls, which are no values",
+            "there are nulls, which are not values",
             where=where,
             expected="a value in each row",
             found=f"{array.null_count:,} nulls",

@@ -156,7 +156,7 @@ class Opened:
     def __init__(self, file: Handle) -> None:
         self.fd = -1
         if file.fd < 0:
-            raise Unavailable("it is no file of a file system", where=file.path, fix=_FIX)
+            raise Unavailable("it is not a file of a file system", where=file.path, fix=_FIX)
         if not hasattr(os, "O_DIRECT"):
             raise Unavailable("O_DIRECT is only on Linux", where=file.path, fix=_FIX)
         try:

@@ -519,7 +519,7 @@ def _check_environment(scheme: str) -> None:
                 fix="unset it or give it again",
             )
         if name in ENDPOINTS.get(scheme, ()):
-            with suppress(ValueError):  # of a port that is no number
+            with suppress(ValueError):  # of a port that is not a number
                 url = urlsplit(value)
                 if (
                     url.scheme in _PLAIN
