@@ -313,7 +313,7 @@ def killed(step, target, samples):
         around = kill_at(step)
         for name in ("save", "publish", "_put_sidecar", "discard"):
             around(Staging, name)
-        around(run, "joined")
+        around(run, "join_sidecars")
         dsprep.write(target, samples)
 
     return forked(work)
