@@ -202,7 +202,7 @@ def of_user(rates=TODAY, **more):
         (of_user(baseline="zarr"), "has no figures"),
         (of_user({**TODAY, "lmdbio-stag": 9e5}), "More samples/s: dsprep 11.0 times."),
         (report(cold=False), "warm, from the page cache"),
-        (of_user(storage="cori"), "delayed as on Cori, | 21.8 ms a call"),
+        (of_user(storage="cori"), "delayed by --storage cori, | 21.8 ms a call"),
         (replace(report(), rows=(), machine={}, settings={}, dataset={}), "has no figures"),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",

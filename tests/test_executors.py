@@ -338,7 +338,7 @@ def test_processes_examine_files(many, origin, tmp_path, monkeypatch):
         return made[0][1]
 
     monkeypatch.setattr(processes, "opened", opened)
-    monkeypatch.setattr(create_sidecar, "MANY", many or 100)
+    monkeypatch.setattr(create_sidecar, "PROCESS_FILES", many or 100)
     more = () if many else ("--executor", "processes", "--workers", 3)
     files = executor_job.files(origin / "fixed-files")
     cli("provenance", *files, "--out", tmp_path / "s.json", *more)

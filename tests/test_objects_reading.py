@@ -112,7 +112,7 @@ def test_batches_are_those_of_the_file(url, local, options):
 
 
 def test_an_engine_that_needs_a_file_is_refused(url):
-    fails(lambda: dsprep.Reader(url, 32, engine="direct"), UsageError, "not a file of a file")
+    fails(lambda: dsprep.Reader(url, 32, engine="direct"), UsageError, "not a file of")
 
 
 # --- caches --------------------------------------------------------------------------------------

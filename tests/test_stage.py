@@ -41,6 +41,9 @@ CASES = {
 }
 """Datasets by name: with groups, in all formats, or as `convert` writes them."""
 
+ENGINES = {"out.zarr": {"engine": "direct"}}
+"""Others than the default, by the name of the dataset."""
+
 READERS = """
 import hashlib, json, sys, warnings
 import dsprep
@@ -130,7 +133,7 @@ def test_readers_of_what_is_staged_open_no_data_file(root):
         found = staged(made(root, name), root / "cache", **order_of(name))
         assert 0 < found.groups < found.total
         assert (found.outcome.there, found.outcome.copied) == (0, found.nbytes)
-    cases = json.dumps({name: order_of(name) for name in CASES})
+    cases = json.dumps({name: {**order_of(name), **ENGINES.get(name, {})} for name in CASES})
     command = [sys.executable, "-P", "-c", READERS, str(root), cases]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

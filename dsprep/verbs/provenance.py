@@ -1,4 +1,4 @@
-"""The sidecar of a dataset, regardless of what wrote it: made, made or made again."""
+"""The sidecar of a dataset, regardless of what wrote it: made, or made again."""
 
 from __future__ import annotations
 

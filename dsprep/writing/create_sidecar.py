@@ -74,7 +74,7 @@ THREADS = 8
 RETRIES = 5
 """Repeated scans of an output whose time stamps change, before it counts as modified."""
 
-MANY = 4096
+PROCESS_FILES = 4096
 """Files from which on processes pay off: threads mostly wait for the interpreter."""
 
 FILES_PER_TASK = 256
@@ -258,7 +258,7 @@ class ScanOptions:
     progress
         Called with (files done, files in all).
     executor, processes
-        Workers that scan; processes are used for `MANY` files or more.
+        Workers that scan; processes are used for `PROCESS_FILES` files or more.
     workers
         Threads, where there is no executor.
     known
@@ -472,7 +472,7 @@ def _scan_files(
     threads = scan.workers or min(THREADS, len(os.sched_getaffinity(0)))
     done: dict[int, list[tuple[FileSurvey, FileScan]]] = {}
     at = 0
-    executor = scan.executor or (scan.processes if len(numbers) >= MANY else None)
+    executor = scan.executor or (scan.processes if len(numbers) >= PROCESS_FILES else None)
     with nullcontext(executor) if executor else ThreadPoolExecutor(threads) as pool:
         for (k, _), scans in executors.run(pool, look, named):
             done[k] = scans

@@ -80,8 +80,8 @@ def _need(report: BenchReport, rows: dict[str, Row]) -> str:
     limit = rows.get(LIMIT)
     source = "warm, from the page cache"
     if (storage := report.settings.get("storage")) is not None:
-        figures = parse_storage(str(storage))
-        source = f"delayed as on {figures.name}, {figures.words}: not figures of a storage here"
+        words = parse_storage(str(storage)).words
+        source = f"delayed by --storage {storage}, {words}: not figures of a storage here"
     elif report.settings.get("cold"):
         source = f"cold, {(limit.evidence if limit else '') or DEVICE}"
     alone = report.settings.get("storage_gb_per_second", 0.0)
