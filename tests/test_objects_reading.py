@@ -370,7 +370,7 @@ def test_a_tree_is_listed_at_once(server, tmp_path):
     with Asked() as made:
         dsprep.provenance("s3://b/z.zarr")
     assert made.other <= 8  # two of them list it
-    assert made.requests <= 20 + 8  # indexes of shards, and the rest
+    assert made.requests <= 20 + 8  # the index of each shard
     assert made.nbytes < 400_000
     with Sidecar.open("s3://b/z.zarr") as sidecar:
         assert (sidecar.read([1, 639])["x"] == X[[1, 639]]).all()
